@@ -18,13 +18,14 @@ from hypothesis import HealthCheck, settings
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, Layout, views
-from shardids.catalog.connections import open_engine
+from shardids import Cluster, Layout
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision, trees
-from shardids.install.provision import create_shard
+from shardids.migrate.install import provision, trees
+from shardids.migrate.install.provision import create_shard
+from shardids.pg.connections import open_engine
+from shardids.tables import views
 from tests.support.servers import server_for_tests
 
 CLUSTER = "00000000-0000-4000-8000-000000000001"
@@ -57,6 +58,7 @@ LONGEST_FIRST = (
     "test_migrate",
     "test_provision",
     "test_adopt_relay",
+    "test_dry_runs",
     "test_logs",
     "test_console_access",
     "test_migrate_runs",

@@ -18,8 +18,8 @@ from sqlalchemy.engine import URL
 
 from shardids import Cluster
 from shardids.catalog.rows import Catalog
-from shardids.catalog.sqlfiles import read_sql
 from shardids.ids.layout import INSTAGRAM
+from shardids.pg.sqlfiles import read_sql
 from tests.conftest import dsn
 from tests.support.clusters import connected
 

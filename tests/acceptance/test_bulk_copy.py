@@ -37,7 +37,7 @@ def test_bulk_copy(cluster_url: URL) -> None:
         seen = 0
         for block in copied:
             assert block.ids is not None
-            with cluster.shard_engine(block.shard).begin() as connection:
+            with cluster.at(shard=block.shard).engine.begin() as connection:
                 (drawn,) = connection.execute(
                     table.insert().values(sensor="drawn", celsius=0)
                 ).inserted_primary_key

@@ -20,7 +20,7 @@ CALLS = """
 import asyncio
 import httpx
 
-with cluster.shard_engine(5).begin() as connection:
+with cluster.at(shard=5).engine.begin() as connection:
     Base.metadata.create_all(connection)
 with cluster.session(shard=5) as session, session.begin():
     session.add(Photo(caption="dunes"))

@@ -13,10 +13,10 @@ from markdown_it import MarkdownIt
 
 from shardids import Cluster
 from shardids.catalog.rows import Catalog
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import find_binaries, temporary_servers
 from shardids.errors import ClusterConflict
 from shardids.mover import failover
+from shardids.pg.embedded import find_binaries, temporary_servers
+from shardids.testing.devcluster import create_cluster
 from tests.acceptance.test_tutorial import Reader
 from tests.support.standbys import standby_of
 
@@ -50,7 +50,7 @@ def draw(url: str, until: threading.Event, drawn: list[int]) -> None:
 
 def test_the_drill(tmp_path: Path) -> None:
     with temporary_servers(2) as servers:
-        catalog_url = found(servers, SHARDS)
+        catalog_url = create_cluster(servers, SHARDS)
         with standby_of(servers[1]) as copy, Cluster.connect(catalog_url) as cluster:
             standby_url = copy.url()
             reader = Reader(tmp_path)
@@ -75,7 +75,7 @@ def test_the_drill(tmp_path: Path) -> None:
             assert cluster.node_of(40).url.startswith(standby_url.partition("?")[0])
             again: list[int] = []
             for shard in LOST:
-                block = cluster.reserve(shard, 1000)
+                block = cluster.at(shard=shard).reserve(1000)
                 again += block
                 assert min(block) > max(id_ for id_ in drawn if cluster.shard_of(id_) == shard)
             assert not set(again) & set(drawn)

@@ -40,7 +40,7 @@ def users(cluster_url: URL) -> Iterator[Cluster]:
     (table, *_) = fences("sql")
     with Cluster.connect(cluster_url) as cluster:
         for shard in range(cluster.shard_count):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 connection.execute(text(table.replace("shard_0005", cluster.schema_of(shard))))
         yield cluster
 
@@ -80,7 +80,7 @@ def test_python(users: Cluster, cluster_url: URL, folder: Path, number: int) -> 
     printed = run([sys.executable, "-W", "error", "program.py"], folder, cluster_url, "")
     shard, id_ = map(int, re.findall(r"\d+", printed))
     assert shard == users.shard_for("ann") == users.shard_of(id_)
-    with users.connection(shard) as connection:
+    with users.at(shard=shard).connection() as connection:
         name = connection.scalar(text(f"select name from {users.schema_of(shard)}.users where id = {id_}"))
     assert name == "ann"
 
@@ -108,13 +108,13 @@ def test_node_and_drizzle(users: Cluster, cluster_url: URL, folder: Path) -> Non
 def login(users: Cluster) -> Iterator[str]:
     """A role whose password is its name, stored as servers do by default: JDBC and lib/pq refuse less."""
     role = f"shardids_login_{os.getpid()}"
-    with users.shard_engine(5).begin() as connection:
+    with users.at(shard=5).engine.begin() as connection:
         connection.execute(
             text("select set_config(name, '4096', true) from pg_settings where name = 'scram_iterations'")
         )
         connection.execute(text(f"create role {role} superuser login password '{role}'"))
     yield role
-    with users.shard_engine(5).begin() as connection:
+    with users.at(shard=5).engine.begin() as connection:
         connection.execute(text(f"drop role {role}"))
 
 
@@ -156,14 +156,14 @@ def test_java(users: Cluster, cluster_url: URL, folder: Path, login: str) -> Non
 def check_sent(users: Cluster, printed: str) -> None:
     """The program has inserted ann, and printed her as JSON with the ID as a string."""
     sent = json.loads(printed)
-    with users.connection(5) as connection:
+    with users.at(shard=5).connection() as connection:
         assert connection.scalar(text("select id::text from shard_0005.users")) == sent["id"]
     assert sent == {"id": sent["id"], "name": "ann"}
 
 
 def test_the_shard_of_an_id(users: Cluster, cluster_url: URL, folder: Path) -> None:
     statement = (folder / "shard_of_id.sql").read_text(encoding="utf-8")
-    with users.shard_engine(6).connect() as connection:
+    with users.at(shard=6).engine.connect() as connection:
         id_ = connection.scalar(text("select shard_0006.next_id()"))
     with users.engine(users.node_of(0)).connect() as catalog:
         found = catalog.exec_driver_sql(statement.replace("$1", "%s"), (id_,)).one()

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-VENDOR = ROOT / "shardids" / "console" / "static" / "vendor"
+VENDOR = ROOT / "shardids" / "watch" / "console" / "static" / "vendor"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -45,30 +45,31 @@ def test_id_decode_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
 
 
 def test_sql_and_migrations_are_in_the_wheel(installed: Path, tmp_path: Path) -> None:
-    assert run(installed / "shardids", "sql", "show", "engine/engine.v1", cwd=tmp_path) == (
+    assert run(installed / "shardids", "sql", "engine/engine.v1", cwd=tmp_path) == (
         ROOT / "sql" / "engine/engine.v1.sql"
     ).read_text("utf-8")
-    names = run(installed / "shardids", "sql", "list", cwd=tmp_path).split()
+    names = run(installed / "shardids", "sql", cwd=tmp_path).split()
     assert names == sorted(
         file.relative_to(ROOT / "sql").as_posix() for file in (ROOT / "sql").rglob("*.sql")
     )
     sql = run(
         installed / "python",
         "-c",
-        "from shardids.install.trees import shard_sql; print(shard_sql())",
+        "from shardids.migrate.install.trees import shard_sql; print(shard_sql())",
         cwd=tmp_path,
     )
-    assert "create sequence %I.id_counter" in sql
+    assert "shardids.create_generator(" in sql
 
 
-def test_licences_are_in_both_and_the_wheel_names_them(installed: Path) -> None:
+def test_licences_and_documents_are_in_the_sdist_and_the_wheel_names_the_licences(installed: Path) -> None:
     licences = {"LICENSE", *(file.relative_to(ROOT).as_posix() for file in VENDOR.glob("*/LICENSE"))}
     assert len(licences) == 1 + sum(folder.is_dir() for folder in VENDOR.iterdir()) > 1
     dist = installed.parents[1] / "dist"
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     with tarfile.open(sdist) as archive:
         top, _, _ = archive.getnames()[0].partition("/")
-        assert {f"{top}/{name}" for name in licences} <= set(archive.getnames())
+        documents = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+        assert {f"{top}/{name}" for name in licences | documents} <= set(archive.getnames())
         described = archive.extractfile(f"{top}/PKG-INFO")
         assert described is not None
         assert set(licences_named(described.read())) == licences
@@ -107,7 +108,9 @@ def test_an_environment_for_migrations_can_be_made_from_the_wheel(installed: Pat
         "import sqlalchemy as sa\nm = sa.MetaData()\nsa.Table('t', m, sa.Column('id', sa.BigInteger))\n"
     )
     run(installed / "shardids", "migrate", "init", "new", "--models", "shop:m", "-m", "first", cwd=tmp_path)
-    assert "first" in run(installed / "shardids", "migrate", "history", "--dir", "new", cwd=tmp_path)
+    assert "first" in run(
+        installed / "shardids", "migrate", "revision", "--list", "--dir", "new", cwd=tmp_path
+    )
 
 
 def test_the_demo_says_what_it_needs_when_there_is_no_server(installed: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.engine import URL
 
 from shardids.catalog.rows import Catalog
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
+from shardids.migrate.install import provision
 from tests.conftest import MakeDatabase, dsn
 
 README = Path(__file__).parents[2] / "README.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
 from tests.support.clusters import COMMAND
 from tests.support.moves import two_nodes
 

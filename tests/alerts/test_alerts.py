@@ -16,17 +16,17 @@ import yaml
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-import shardids.metrics
-from shardids.catalog.gids import Gid
-from shardids.dev import devcluster
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+import shardids.watch.metrics
 from shardids.ids.layout import DEFAULT, Layout
-from shardids.metrics.names import METRICS
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.gids import Gid
+from shardids.testing import devcluster
+from shardids.watch.metrics.samples import METRICS
 from tests.conftest import found_cluster
 from tests.support.clusters import connected
 from tests.support.series import Series, collecting, read, scraped
 
-RULES = Path(shardids.metrics.__file__).parent / "alerts.yaml"
+RULES = Path(shardids.watch.metrics.__file__).parent / "alerts.yaml"
 ALERTS = {
     rule["alert"]: rule["expr"]
     for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]
@@ -50,7 +50,7 @@ def pair(blank_database: Blank) -> tuple[URL, URL]:
 def servers() -> Iterator[list[EmbeddedServer]]:
     settings = {"max_prepared_transactions": "5", "max_connections": "40"}
     with temporary_servers(3, settings=settings) as started:
-        devcluster.found(started, 6)
+        devcluster.create_cluster(started, 6)
         yield started
 
 
@@ -239,6 +239,7 @@ def test_a_layout_that_ends_within_a_year(blank_database: Blank, tmp_path: Path)
         # What takes days or gigabytes to make for real.
         ({("shardids_sequence_left_ratio", "b"): 0.04}, "ShardidsExhausted"),
         ({("shardids_clock_skew_seconds", "b"): -1.5}, "ShardidsClockSkewed"),
+        ({("shardids_shards_on_two_nodes",): 1}, "ShardidsShardTwice"),
         ({("shardids_replication_kept_bytes", "a", "move"): 2.0**31}, "ShardidsReplicationLag"),
         ({("shardids_replication_slots_lost", "a", "reference"): 1}, "ShardidsReplicationLost"),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from sqlalchemy.engine import URL
 
-from shardids.dev.embedded.home import free_port
+from shardids.pg.embedded.data import free_port
 from tests.conftest import found_cluster
 from tests.support.clusters import command, connected
 from tests.support.series import served
@@ -24,7 +24,7 @@ from tests.support.waiting import wait_for
 @contextmanager
 def prometheus(folder: Path, exporter: str) -> Iterator[Callable[[str], Any]]:
     """A server that reads the exporter each second, and waits a second where rules wait for minutes."""
-    printed = command("metrics", "alerts")
+    printed = command("metrics", "--print", "alerts")
     assert printed.returncode == 0, printed.stderr
     (folder / "rules.yaml").write_text(re.sub(r"\bfor: \d+m", "for: 1s", printed.stdout), "utf-8")
     settings = {

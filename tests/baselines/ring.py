@@ -6,9 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from shardids.compare.multimaster.mariadb import (
+    CATCH_UP_S,
+    MariaDbMaster,
+    connect,
+    last_written,
+    lost_as_such,
+    offset_settings,
+    rows,
+)
 from shardids.errors import StatementFailed
-from shardids.multimaster.mariadb import CATCH_UP_S, MariaDbMaster, last_written
-from shardids.multimaster.mariadb_session import connect, lost_as_such, offset_settings, rows
 
 
 def ring_settings(offset: int, masters: int) -> dict[str, str]:

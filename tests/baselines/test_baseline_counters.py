@@ -10,14 +10,19 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
+from shardids.compare.multimaster.mariadb import connect
 from shardids.compare.schemes import Key, Scheme, Servers, redis_counter, scheme_of
 from shardids.compare.schemes.blocks import BLOCK, RangeSource
 from shardids.compare.schemes.redis_counter import PERSISTENT, RedisSource
-from shardids.compare.testbed.mariadb_servers import MariaDbServer, temporary_mariadbs
-from shardids.compare.testbed.redis_servers import RedisServer, temporary_redis, temporary_redis_pair
-from shardids.dev.embedded import temporary_server
+from shardids.compare.testbed.servers import (
+    MariaDbServer,
+    RedisServer,
+    temporary_mariadbs,
+    temporary_redis,
+    temporary_redis_pair,
+)
 from shardids.errors import ClusterConflict, ConnectionFailed
-from shardids.multimaster.mariadb_session import connect
+from shardids.pg.embedded import temporary_server
 from tests.conftest import dsn
 
 CLIENTS = 6

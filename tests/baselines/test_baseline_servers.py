@@ -12,22 +12,21 @@ import pymysql
 import pytest
 import redis
 
-from shardids.compare.testbed.mariadb_servers import temporary_mariadbs
-from shardids.compare.testbed.redis_servers import temporary_redis
+from shardids.compare.multimaster.mariadb import Login
+from shardids.compare.testbed.servers import temporary_mariadbs, temporary_redis
 from shardids.errors import ServerStartFailed
-from shardids.multimaster.mariadb_session import Login
 
 BOTH = """
 import time
-from shardids.compare.testbed.mariadb_servers import temporary_mariadbs
-from shardids.compare.testbed.redis_servers import temporary_redis
+from shardids.compare.testbed.servers import temporary_mariadbs
+from shardids.compare.testbed.servers import temporary_redis
 with temporary_mariadbs([{}]) as (mariadb,), temporary_redis() as cache:
     print(mariadb.folder.parent, cache.folder.parent, flush=True)
     time.sleep(60)
 """
 REDIS = """
 import time
-from shardids.compare.testbed.redis_servers import temporary_redis
+from shardids.compare.testbed.servers import temporary_redis
 with temporary_redis() as cache:
     print(cache.folder.parent, flush=True)
     time.sleep(60)
@@ -106,7 +105,7 @@ def test_nothing_is_left_when_the_owner_ends(script: str, signum: signal.Signals
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardids.compare.testbed.private_server.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("shardids.compare.testbed.servers.shutil.which", lambda *_, **__: None)
     with pytest.raises(ServerStartFailed, match="mariadb-install-db is not installed") as missing:
         temporary_mariadbs([{}]).__enter__()
     assert "apt-get install --no-install-recommends mariadb-server" in missing.value.hint

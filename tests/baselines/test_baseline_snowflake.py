@@ -12,11 +12,11 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.compare.schemes.leases import Lease, LeaseTimes, install_leases
+from shardids.compare.schemes.blocks import Lease, LeaseTimes, install_leases
 from shardids.compare.schemes.snowflake import MOST_WAITED_MS, Rollback, SnowflakeSource
-from shardids.dev.embedded import temporary_server
 from shardids.errors import BadArgument, ClockMovedBack, LeaseLost, TimeExhausted
 from shardids.ids.layout import TWITTER, Layout
+from shardids.pg.embedded import temporary_server
 from tests.conftest import dsn
 from tests.support.fake_clock import FakeClock
 

@@ -12,10 +12,10 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids.catalog import sqlfiles
 from shardids.compare.schemes import SCHEMES, Key, KeyColumn, Scheme, Servers, scheme_of
 from shardids.compare.schemes.uuids import FlakeSource
 from shardids.errors import BadArgument, ClockMovedBack, ConnectionFailed, MissingLibrary, UnsupportedServer
+from shardids.pg import sqlfiles
 from tests.conftest import dsn
 from tests.support.fake_clock import FakeClock
 
@@ -233,14 +233,14 @@ def test_a_flake_waits_for_the_next_millisecond_and_refuses_a_clock_that_went_ba
 
 
 def test_refusals(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadArgument, match="no scheme 'uuid9'") as unknown:
+    with pytest.raises(BadArgument, match="scheme 'uuid9' does not exist") as unknown:
         scheme_of("uuid9")
     assert "uuid7-client" in unknown.value.hint
     with pytest.raises(BadArgument, match="sequence needs 1 PostgreSQL servers, not 0"):
         scheme_of("sequence").install(Servers())
     with pytest.raises(BadArgument, match="redis needs 1 Redis servers, not 0"):
         scheme_of("redis").open(servers)
-    with pytest.raises(BadArgument, match="there is no node 1: the servers are 0 to 0"):
+    with pytest.raises(BadArgument, match="no node 1: the servers are 0 to 0"):
         scheme_of("sequence").open(servers, 1)
     sequence = scheme_of("sequence")
     sequence.install(servers)

@@ -11,15 +11,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
+from shardids.compare.multimaster import Master, OffsetFinding, carry_out, make_plan, read_masters, verify
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, StatementFailed
-from shardids.multimaster import (
-    Master,
-    OffsetFinding,
-    carry_out,
-    make_plan,
-    read_masters,
-    verify,
-)
 from tests.conftest import dsn
 
 TABLES = """
@@ -254,10 +247,48 @@ def test_a_master_that_drew_past_the_bound_stops_the_plan_before_any_switch(
     assert verify(read_masters(masters)) == []
 
 
+def test_masters_leave_until_one_is_left(make_masters: MakeMasters) -> None:
+    a, b, c = make_masters(3)
+    apply([a, b, c])
+    of_c = insert(c, 50)
+    gone = dataclasses.replace(c, leaves=True)
+    plan = make_plan(read_masters([a, b, gone], ["public"]), headroom=100)
+    photo = [(s.phase, s.master) for s in plan.steps if s.column == "public.photo.id"]
+    assert photo == [("fence", "a"), ("fence", "b"), ("fence", "c"), ("switch", "a"), ("switch", "b")]
+    carry_out([a, b, gone], plan.steps)
+    drawn = insert(a, 50) + insert(b, 50)
+    assert min(drawn) > max(of_c) + 100
+    assert {key % 2 for key in drawn[:50]} == {1}
+    # The one that left goes on to its bound, and gives no key of the others.
+    last = insert(c, 33)
+    assert max(last) < min(drawn)
+    with pytest.raises(psycopg.errors.SequenceGeneratorLimitExceeded):
+        insert(c, 2)
+    assert make_plan(read_masters([a, b, gone], ["public"])).steps == ()
+
+    # A master that was lost can't be fenced; what it wrote and did not replicate is for its owner to decide.
+    apply([a, dataclasses.replace(b, leaves=True)])
+    assert verify(read_masters([a])) == []
+    first, second = insert(a, 2)
+    assert second == first + 1
+    assert first > max(drawn)
+    # One that left unfenced, as it was not named, is fenced when it is.
+    run(b, "alter sequence photo_id_seq no maxvalue")
+    assert [s.phase for s in make_plan(read_masters([a, dataclasses.replace(b, leaves=True)])).steps] == [
+        "fence",
+        "fence",
+        "switch",
+    ]
+    # It comes back as any new one does.
+    apply([a, b])
+    assert verify(read_masters([a, b])) == []
+    assert {key % 2 for key in insert(b, 10)} == {0}
+
+
 def test_refusals(make_masters: MakeMasters) -> None:
     a, b = make_masters(2)
-    with pytest.raises(BadArgument, match="1 masters need no offsets"):
-        read_masters([a])
+    with pytest.raises(BadArgument, match="no master is named that stays"):
+        read_masters([dataclasses.replace(a, leaves=True)])
     with pytest.raises(BadArgument, match='two masters are named "a"'):
         read_masters([a, dataclasses.replace(b, name="a")])
     with pytest.raises(BadArgument, match="'a b' is not a name"):
@@ -281,5 +312,5 @@ def test_findings_say_what_to_do(make_masters: MakeMasters) -> None:
         column="public.photo.id",
         problem="no-offset",
         detail="counts by 1, as if it were alone among 2 masters",
-        remedy="shardids baseline multimaster apply",
+        remedy="shardids multimaster",
     )

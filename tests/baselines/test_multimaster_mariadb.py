@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,11 +15,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from shardids.cli import app
-from shardids.compare.testbed.mariadb_servers import MariaDbServer, temporary_mariadbs
-from shardids.errors import BadArgument, ConnectionFailed, StatementFailed
-from shardids.multimaster import mariadb
-from shardids.multimaster.mariadb import MariaDbMaster
-from shardids.multimaster.mariadb_session import Login, connect, rows
+from shardids.compare.multimaster import mariadb
+from shardids.compare.multimaster.mariadb import Login, MariaDbMaster, connect, rows
+from shardids.compare.multimaster.postgresql import OffsetStep
+from shardids.compare.testbed.servers import MariaDbServer, temporary_mariadbs
+from shardids.errors import ConnectionFailed, StatementFailed
 from tests.baselines.ring import close_ring, ring_settings
 
 PATIENCE_S = 30.0
@@ -72,7 +73,7 @@ def url(master: MariaDbMaster) -> str:
 
 
 def command(*words: str) -> Result:
-    return CliRunner().invoke(app, ["baseline", "multimaster", *words])
+    return CliRunner().invoke(app, ["multimaster", *words])
 
 
 def application(master: MariaDbMaster) -> Any:
@@ -126,11 +127,21 @@ def faults(masters: Sequence[MariaDbMaster]) -> set[tuple[str, str]]:
     return {(f.master, f.problem) for f in mariadb.verify_ring(mariadb.read_ring(masters))}
 
 
+def apply(masters: Sequence[MariaDbMaster], *, skip: Sequence[str] = ()) -> list[str]:
+    """Takes the steps of a plan but for some phases, and gives their phases."""
+    steps = [step for step in mariadb.plan_ring(mariadb.read_ring(masters)) if step.phase not in skip]
+    mariadb.carry_out_ring(masters, steps)
+    return [step.phase for step in steps]
+
+
 def test_two_masters_then_one_then_three(trio: Ring) -> None:
     servers, masters = trio
     a, b, c = masters
     pair = [a, b]
-    eventually(lambda: faults(pair) == set())
+    # Their option files hold the offsets; only the guards are missing.
+    eventually(lambda: faults(pair) == {("a", "guard"), ("b", "guard")})
+    assert apply(pair) == ["guard", "guard"]
+    assert faults(pair) == set()
 
     write_together(pair)
     eventually(all_have(pair, 2 * ROWS))
@@ -154,18 +165,23 @@ def test_two_masters_then_one_then_three(trio: Ring) -> None:
     close_ring(masters)
     eventually(lambda: can_log_in(c))
     eventually(all_have([c], 3 * ROWS + 10))
-    eventually(lambda: faults(masters) == {("a", "wrong-increment"), ("b", "wrong-increment")})
+    eventually(
+        lambda: (
+            faults(masters)
+            == {("a", "wrong-increment"), ("b", "wrong-increment"), *((name, "guard") for name in "abc")}
+        )
+    )
     with application(b) as began_before:
         write(began_before, 1)
-        grown = command("grow", "--master", url(a), "--master", url(b), "--new", url(c))
+        grown = command("--master", url(a), "--master", url(b), "--new", url(c))
         assert (grown.exit_code, grown.stdout) == (
             0,
-            "15 steps taken: 3 masters, each counting by 3 from its own offset\n",
+            "18 steps taken: 3 masters, each counting by 3 from its own offset\n",
         )
         with pytest.raises(pymysql.err.MySQLError):
             write(began_before, 1)
     assert faults(masters) == set()
-    assert command("verify", *(word for m in masters for word in ("--master", url(m)))).exit_code == 0
+    assert command("--verify", *(word for m in masters for word in ("--master", url(m)))).exit_code == 0
     write_together(masters)
     total = 3 * ROWS + 11 + 3 * ROWS
     eventually(all_have(masters, total))
@@ -181,9 +197,8 @@ def test_what_collides_when_a_step_is_skipped(trio: Ring) -> None:
     with application(b) as began_before:
         write(began_before, 1)
         eventually(all_have(masters, 1))
-        # All but the end of the sessions that began before.
-        steps = [step for step in mariadb.plan_ring(masters) if step.phase != "end-sessions"]
-        mariadb.carry_out_ring(masters, steps)
+        # All but the end of the sessions that began before, and the guards.
+        apply(masters, skip=("end-sessions", "guard"))
         for master in masters:
             with connect(master.login) as connection:
                 rows(connection, "stop slave")
@@ -203,16 +218,22 @@ def test_what_collides_when_a_step_is_skipped(trio: Ring) -> None:
 def test_refusals_leave_the_masters_writing(trio: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     servers, masters = trio
     a, b, _ = masters
-    with pytest.raises(BadArgument, match="1 masters need no offsets"):
-        mariadb.plan_ring([a])
-    assert faults([b, a]) == {("a", "wrong-offset"), ("b", "wrong-offset")}
+    apply([a, b])
+    assert faults([b, a]) == {(name, fault) for name in "ab" for fault in ("wrong-offset", "guard")}
     with connect(b.login) as connection:
         rows(connection, "stop slave")
     with application(a) as connection:
         write(connection, 1)
-    monkeypatch.setattr(mariadb, "CATCH_UP_S", 0.5)
-    with pytest.raises(StatementFailed, match=r'catch-up on master "b".*within 0\.5 s') as late:
-        mariadb.carry_out_ring([a, b], mariadb.plan_ring([a, b]))
+    # It waits for longer than the driver does for one answer.
+    monkeypatch.setattr(mariadb, "_ANSWER_TIMEOUT_S", 1)
+    monkeypatch.setattr(mariadb, "CATCH_UP_S", 1.5)
+    with connect(a.login) as connection:
+        rows(connection, "set global auto_increment_increment = 4")
+    with pytest.raises(StatementFailed, match=r'catch-up on master "b".*within 1\.5 s') as late:
+        apply([a, b])
+    monkeypatch.undo()
+    with connect(a.login) as connection:
+        rows(connection, "set global auto_increment_increment = 2")
     assert "take writes again, with their old offsets" in late.value.hint
     assert faults([a, b]) == {("b", "replication")}
     with application(a) as connection:
@@ -221,7 +242,9 @@ def test_refusals_leave_the_masters_writing(trio: Ring, monkeypatch: pytest.Monk
         rows(connection, "start slave")
 
     # A switch that fails leaves nobody writing, until the steps were taken again.
-    steps = mariadb.plan_ring([a, b])
+    with connect(a.login) as connection:
+        rows(connection, "set global auto_increment_increment = 4")
+    steps = mariadb.plan_ring(mariadb.read_ring([a, b]))
     broken = [
         dataclasses.replace(s, statement="SET GLOBAL no_such = 1") if s.phase == "switch" else s
         for s in steps
@@ -229,15 +252,156 @@ def test_refusals_leave_the_masters_writing(trio: Ring, monkeypatch: pytest.Monk
     with pytest.raises(StatementFailed, match=r'switch on master "a".*no_such') as halfway:
         mariadb.carry_out_ring([a, b], broken)
     assert "The masters are read-only" in halfway.value.hint
-    assert faults([a, b]) == {("a", "limited"), ("b", "limited")}
+    assert faults([a, b]) == {("a", "wrong-increment"), ("a", "limited"), ("b", "limited")}
     with application(a) as connection, pytest.raises(pymysql.err.MySQLError, match="read-only"):
         write(connection, 1)
-    mariadb.carry_out_ring([a, b], steps)
+    apply([a, b])
     with application(a) as connection:
         write(connection, 1)
     with connect(b.login) as connection:
         rows(connection, "stop slave")
     servers[2].stop()
     with pytest.raises(ConnectionFailed):
-        mariadb.carry_out_ring(masters, mariadb.plan_ring(masters))
+        mariadb.carry_out_ring(masters, steps)
     assert faults([a, b]) == {("b", "replication")}
+
+
+def start_with(server: MariaDbServer, settings: Mapping[str, str], master: MariaDbMaster) -> None:
+    """Restarts a server after a crash, with an option file that holds nothing but these settings."""
+    server.kill()
+    server.settings = {k: v for k, v in server.settings.items() if k.startswith("innodb")} | dict(settings)
+    server.start()
+    eventually(lambda: can_log_in(master))
+
+
+def test_a_master_without_its_option_file_takes_no_rows_until_it_has_its_offsets(trio: Ring) -> None:
+    servers, masters = trio
+    pair = masters[:2]
+    b = pair[1]
+    apply(pair)
+    with application(b) as connection:
+        write(connection, 1)
+    try:
+        start_with(servers[1], {}, b)
+        with application(b) as connection, pytest.raises(pymysql.err.MySQLError, match="restart, or run"):
+            write(connection, 1)
+        with connect(b.login, "app") as connection:
+            for statement in (
+                "insert into photo (born) values (9)",
+                "insert ignore into photo (born) values (9)",
+                "replace into photo (born) select 9",
+                "insert into photo (id, born) values (2, 9) on duplicate key update born = 9",
+            ):
+                with pytest.raises(pymysql.err.MySQLError, match="shardids: this master counts with"):
+                    rows(connection, statement)
+        assert ("b", "no-offset") in faults(pair)
+        # SET GLOBAL in its place is enough, for sessions that begin afterwards; and so is the option file.
+        with connect(b.login) as connection:
+            rows(connection, "set global auto_increment_increment = 2, global auto_increment_offset = 2")
+        with application(b) as connection:
+            assert write(connection, 1)[0] % 2 == 0
+        start_with(servers[1], SETTINGS[1], b)
+        with application(b) as connection:
+            assert write(connection, 1)[0] % 2 == 0
+        assert "guard" not in {fault for _, fault in faults(pair)}
+    finally:
+        start_with(servers[1], SETTINGS[1], b)
+
+
+def test_guards_let_pass_only_rows_that_are_counted_right(trio: Ring) -> None:
+    _, masters = trio
+    pair = a, b = masters[:2]
+    with application(b) as began_before:
+        with connect(a.login) as connection:
+            rows(connection, "set global auto_increment_increment = 4")
+        apply(pair, skip=["end-sessions"])
+        began_before.ping(reconnect=False)
+        rows(began_before, "set auto_increment_increment = 1")
+        with pytest.raises(pymysql.err.MySQLError, match="this session does not"):
+            write(began_before, 1)
+    # A replica repeats statements with the offset of the master that they come from.
+    for master in pair:
+        with connect(master.login) as connection:
+            rows(connection, "set global binlog_format = 'STATEMENT'")
+    write_together(pair, 20)
+    eventually(all_have(pair, 40))
+    for master in pair:
+        with connect(master.login) as connection:
+            rows(connection, "set global binlog_format = 'ROW'")
+    # A table of later has no guard until the command runs again, which stops nobody for it.
+    with connect(a.login) as connection:
+        rows(connection, "rename table app.photo to app.`old photo`")
+        rows(connection, "create table app.photo like app.`old photo`")
+    eventually(lambda: faults(pair) == {("a", "guard"), ("b", "guard")})
+    names = [word for master in pair for word in ("--master", url(master))]
+    assert "app.photo" in command("--verify", *names).stdout
+    assert command(*names).stdout.startswith("2 steps taken: 2 masters")
+    assert command(*names).stdout.startswith("Nothing to do")
+    eventually(lambda: can_log_in(b))
+    write_together(pair, 5)
+    eventually(all_have(pair, 10))
+
+
+def test_a_guard_that_waits_for_too_long_leaves_the_masters_read_only(
+    trio: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, masters = trio
+    pair = a, b = masters[:2]
+    monkeypatch.setattr(mariadb, "_LOCK_WAIT_S", 1)
+    with connect(a.login) as connection:
+        rows(connection, "set global auto_increment_increment = 4")
+    readers = []
+
+    def read(step: OffsetStep) -> None:
+        if (step.phase, step.master) == ("end-sessions", "b"):
+            reader = application(b)
+            rows(reader, "begin")
+            rows(reader, "select * from photo")
+            readers.append(reader)
+
+    steps = mariadb.plan_ring(mariadb.read_ring(pair))
+    with pytest.raises(StatementFailed, match=r'guard on master "b".*[Ll]ock wait timeout') as halfway:
+        mariadb.carry_out_ring(pair, steps, read)
+    assert "must stay so" in halfway.value.hint
+    assert {("a", "limited"), ("b", "limited"), ("b", "guard")} <= faults(pair)
+    assert apply(pair)[-1] == "resume"
+    assert faults(pair) == set()
+    readers[0].close()
+
+
+def test_offsets_are_taken_back_to_one_master(trio: Ring) -> None:
+    servers, masters = trio
+    pair = a, b = masters[:2]
+    apply(pair)
+    write_together(pair, 20)
+    alone = ("--master", url(a))
+    refused = command(*alone)
+    assert refused.exit_code == 2
+    assert "A master counts by 2, and 1 is named" in refused.stderr
+    assert faults(pair) == set()
+
+    words = (*alone, "--leaving", url(b))
+    planned = json.loads(command(*words, "--dry-run", "--json").stdout)
+    assert [step["master"] for step in planned if step["phase"] == "resume"] == ["a"]
+    done = command(*words)
+    assert done.stdout == "9 steps taken: one master, counting by 1\n"
+    assert 'option file of master "a", before its next start:\n[mariadbd]\n' in done.stderr
+    assert command("--verify", *alone).stdout == "No faults found: one master, counting by 1\n"
+    assert command(*words).stdout == "Nothing to do: one master, counting by 1\n"
+    with application(a) as connection:
+        first, second = write(connection, 2)
+    assert second == first + 1
+    assert first > max(key for key, _ in photos(b)[:40])
+    eventually(all_have(pair, 42))
+    # The one that left takes no rows, nor after a restart, which undoes read_only.
+    with application(b) as connection, pytest.raises(pymysql.err.MySQLError, match="read-only"):
+        write(connection, 1)
+    servers[1].kill()
+    servers[1].start()
+    with application(b) as connection, pytest.raises(pymysql.err.MySQLError, match="has left the others"):
+        write(connection, 1)
+    # It may come back.
+    assert command(*alone, "--new", url(b)).exit_code == 0
+    eventually(lambda: faults(pair) == set())
+    write_together(pair, 5)
+    eventually(all_have(pair, 52))

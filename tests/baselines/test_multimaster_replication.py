@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from shardids.dev.embedded import EmbeddedServer, find_binaries, server_version, temporary_servers
-from shardids.multimaster import Master, carry_out, make_plan, read_masters, verify
+from shardids.compare.multimaster import Master, carry_out, make_plan, read_masters, verify
+from shardids.pg.embedded import EmbeddedServer, find_binaries, server_version, temporary_servers
 
 PATIENCE_S = 30.0
 ROWS = 500

@@ -20,7 +20,7 @@ from benchmarks.redis_numbers import (
     client_of,
     draw_at_once,
 )
-from shardids.compare.testbed.redis_servers import RedisServer, temporary_redis
+from shardids.compare.testbed.servers import RedisServer, temporary_redis
 from tests.conftest import dsn
 
 CLIENTS = 8

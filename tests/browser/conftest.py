@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
 from tests.support.browsers import chromium
 from tests.support.moves import TwoNodes, two_nodes
 

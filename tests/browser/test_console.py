@@ -18,7 +18,7 @@ from tests.support.consoles import get
 from tests.support.moves import TwoNodes, schema
 from tests.support.waiting import wait_for
 
-SECTIONS = ["health", "rates", "map", "ids", "moves", "report"]
+SECTIONS = ["health", "rates", "map", "ids", "moves"]
 HOSTILE = "<img src=x onerror=\"window.hostile='yes'\"></script><b class=hostile>"
 NAMELESS = """
 () => [...document.querySelectorAll("a, button, input, select, textarea, [role=img], [role=region], dialog")]
@@ -255,8 +255,12 @@ def test_notes_and_chips_have_their_room_on_a_phone(nodes: TwoNodes, url: str, o
     page.locator("#ids").fill(" ".join(map(str, [*ids, ahead])))
     rows = page.get_by_role("group", name="IDs", exact=True).locator("tbody tr")
     expect(rows).to_have_count(7)
+    page.set_viewport_size({"width": 390, "height": 844})
     heights = [(row.bounding_box() or {"height": 0})["height"] for row in rows.all()]
-    assert max(heights) < 60, heights
+    assert max(heights) < 180, heights
+    assert page.evaluate(
+        "() => [...document.querySelectorAll('.tall *')].every((one) => one.scrollWidth <= 366)"
+    )
     page.evaluate(
         """async () => {
           const { live } = await import("/live.js");
@@ -335,7 +339,8 @@ def test_the_page_keeps_an_hour_of_rates_however_often_they_come(url: str, open_
         """() => {
           const { times, nodes, shards } = live.rates;
           return times.length > 3500 && times.length < 3610 && times.at(-1) - times[0] <= 3600
-            && nodes.a.length === times.length && !("5" in shards);
+            && nodes.a.length === times.length && shards[5].length === times.length
+            && shards[5].at(-1) !== null;
         }"""
     )
 
@@ -383,7 +388,7 @@ def test_a_node_that_answers_without_its_shards_says_so(nodes: TwoNodes, url: st
         expect(row).to_contain_text("up")
         expect(row.locator(".why")).to_contain_text("lock timeout")
         expect(page.locator(".tile").filter(has_text="Shards active")).to_contain_text("32 unknown")
-        expect(page.locator("#tabs a").first).to_contain_text("to look at")
+        expect(page.locator("#tabs a").first).to_contain_text("to do")
     expect(row).not_to_contain_text("not all read", timeout=20_000)
 
 
@@ -392,11 +397,11 @@ def test_findings_say_what_to_do(nodes: TwoNodes, url: str, open_page: Open) -> 
         connection.execute("select shardids.fence(20)")
     page = open_page(url).page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Examine now").click()
-    finding = page.locator(".findings li").filter(has_text="fence").first
+    page.get_by_role("button", name="Examine all").click()
+    finding = page.locator(".findings > li").filter(has_text="fence").first
     expect(finding).to_be_visible(timeout=30_000)
     expect(page.locator(".tile").filter(has_text="Shards active")).to_contain_text("1 fenced")
-    expect(page.locator("#tabs a").first).to_contain_text("to look at")
+    expect(page.locator("#tabs a").first).to_contain_text("to do")
     command = finding.locator(".command pre").first.inner_text()
     finding.get_by_role("button", name="Copy").first.click()
     expect(page.locator("#said")).to_have_text("Copied")
@@ -411,26 +416,29 @@ def test_findings_say_what_to_do(nodes: TwoNodes, url: str, open_page: Open) -> 
 
 def test_unusual_rates_are_told_with_their_shard(nodes: TwoNodes, url: str, open_page: Open) -> None:
     page = open_page(url).page
-    unusual = page.get_by_role("region", name="Unusual rates")
-    expect(unusual).to_contain_text("Told once the rates of ten whole minutes are known")
+    todo = page.get_by_role("region", name="What to do")
+    expect(todo).to_contain_text("no rates yet")
     page.evaluate(
         """async () => {
           const { live } = await import("/live.js");
-          const one = { kind: "hot shard", shard: 5, node: "a", shards: null, start: null, end: null };
-          const found = [{ ...one, says: "<b class='hostile'>90% of all ticks</b>", to_do: "Find the key." },
-            { ...one, kind: "clock jump", shards: 12, start: 1e9, says: "5.0 s behind", to_do: null }];
-          const value = { looked_s: 3540, found };
+          const one = { severity: "warning", check: "hot shard", source: "rates", where: "", do: [],
+            shards: [5], nodes: ["a"], of_shards: null, start: null, end: null };
+          const hot = "<b class='hostile'>90% of all IDs</b>";
+          const entries = [{ ...one, says: hot, to_do: "Find the key." },
+            { ...one, check: "clock jump", of_shards: 12, start: 1e9, says: "5.0 s behind", to_do: null }];
+          const value = { entries, more: 0, checks: 15, checked_at: 1e9, examined_at: null, looked_s: 3540 };
           // The next events would take it away.
-          Object.defineProperty(live.cluster, "unusual", { get: () => value, set: () => {} });
+          Object.defineProperty(live.cluster, "todo", { get: () => value, set: () => {} });
           live.changed("tick");
         }"""
     )
-    expect(unusual).to_contain_text("in 59 min")
-    expect(unusual.locator("li").first).to_contain_text("Shard 5 on a")
-    expect(unusual.locator("li").first).to_contain_text("<b class='hostile'>90% of all ticks</b>")
-    expect(unusual.locator("li").last).to_contain_text("12 shards of a, most of all Shard 5")
-    expect(page.locator("#tabs a").first).to_contain_text("to look at")
-    unusual.get_by_role("link", name="Shard 5").first.click()
+    expect(todo).to_contain_text("rates of 59 min")
+    expect(todo.locator("li").first).to_contain_text("Shard 5 on a")
+    expect(todo.locator("li").first).to_contain_text("<b class='hostile'>90% of all IDs</b>")
+    expect(todo.locator("li").last).to_contain_text("12 shards of a, most of all Shard 5")
+    expect(page.locator("#tabs a").first).to_contain_text("to do")
+    expect(page.locator("#status .dot")).to_have_class("dot warn")
+    todo.get_by_role("link", name="Shard 5").first.click()
     expect(page.get_by_role("heading", name="Shard 5")).to_be_visible()
 
 
@@ -492,7 +500,12 @@ def test_a_dead_node_is_shown_as_one(nodes: TwoNodes, url: str, open_page: Open)
         page.goto(f"{url}/#map/40")
         expect(page.locator("#alerts")).to_contain_text("1 node down: b")
         expect(page.locator(".drawer")).to_contain_text("Not all could be read")
-        expect(page.locator(".legend")).to_contain_text("b 32")  # the placement is known all the same
+        expect(page.locator(".legend")).to_contain_text("b is down 32")  # the placement is known all the same
+        red = page.evaluate(
+            "() => getComputedStyle(document.documentElement).getPropertyValue('--state-bad')"
+        )
+        assert pixel(page, 40)[:3] == [int(red.strip()[at : at + 2], 16) for at in (1, 3, 5)]
+        expect(page.locator("#status .dot")).to_have_class("dot bad")
         drawer = page.locator(".drawer")
         expect(drawer.locator(".facts")).to_contain_text("Stateunknown")
         expect(drawer.locator(".facts")).not_to_contain_text("Lead")
@@ -513,7 +526,7 @@ def test_a_dead_catalog_leaves_what_was_known(nodes: TwoNodes, url: str, open_pa
     try:
         expect(page.locator("#alerts")).to_contain_text("The catalog does not answer", timeout=20_000)
         expect(page.locator("#alerts")).to_contain_text("Placement and moves are those of")
-        expect(page.locator(".legend")).to_contain_text("a 32")
+        expect(page.locator(".legend")).to_contain_text("a is down 32")
         page.goto(f"{url}/#moves")
         page.reload()  # what is known is the console's, not the page's
         expect(page.locator("main")).to_contain_text("no move was open.")

@@ -10,8 +10,8 @@ import pytest
 from psycopg import sql
 
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import EmbeddedServer, temporary_server
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.embedded import EmbeddedServer, temporary_server
 from tests.support.faults import LAYOUT, connect
 from tests.support.recorder import Recorder
 from tests.support.server_clock import Clock

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from shardids.adopt import adoption
-from shardids.adopt.events import Event, StepDone
-from shardids.adopt.journal import open_adoption
-from shardids.adopt.plan_file import plan_text
-from shardids.adopt.steps import RUN, STEPS, SWITCH
+from shardids.adopt.plan.document import plan_text
+from shardids.adopt.run.journal import open_adoption
+from shardids.adopt.steps import AFTER, RUN, SWITCH
 from shardids.catalog.rows import Catalog, Node
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import AdoptionFailed, ClusterConflict, ShardidsError
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.replication.steps import Event, StepDone
 from tests.support.adoptions import (
     TABLES,
     Clients,
@@ -89,7 +89,11 @@ def bring_to_its_end(shop: Shop) -> None:
     ("step", "silent"),
     scaled(
         [("barrier", "source"), ("stage", "a")],
-        [(step.name, silent) for step in STEPS[:-1] for silent in ("source", "a", "catalog")],
+        [
+            (step.name, silent)
+            for step in (*RUN, *SWITCH, *AFTER)[:-1]
+            for silent in ("source", "a", "catalog")
+        ],
     ),
 )
 def test_a_silent_network_ends_the_command_and_resume_goes_on(shop: Shop, silent: str, step: str) -> None:
@@ -114,13 +118,14 @@ def test_a_silent_network_ends_the_command_and_resume_goes_on(shop: Shop, silent
 
 _SLEEPING = """
 import os, signal
-from shardids.adopt import adoption, events
-from shardids.adopt.plan_file import parse_plan
+from shardids.adopt import adoption
+from shardids.replication import steps
+from shardids.adopt.plan.document import parse_plan
 from shardids.catalog.rows import Catalog
-from shardids.mover import held
-held._BEAT_S, held._LOST_AFTER = 0.5, "2s"
+from shardids.replication import barrier
+barrier._BEAT_S, barrier._LOST_AFTER = 0.5, "2s"
 def watch(event):
-    if event == events.{kind}(step={step!r}):
+    if event == steps.{kind}(step={step!r}):
         print("asleep", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 catalog = Catalog({url!r})

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shardids.adopt import adoption
-from shardids.adopt.plan_file import read_plan
+from shardids.adopt.plan.document import read_plan
 from shardids.cli import app
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
+from shardids.testing.devcluster import create_cluster
 from tests.matrix import fetched
 from tests.support.adoptions import Clients, assert_in_shards, new_shop
 from tests.support.faults import scaled
@@ -30,7 +30,7 @@ MAKE = """
 
 def test_each_of_many_tables_is_adopted(tmp_path: Path) -> None:
     with temporary_servers(3) as servers:
-        catalog_url = found(servers[1:], SHARDS)
+        catalog_url = create_cluster(servers[1:], SHARDS)
         with psycopg.connect(servers[0].url(), autocommit=True) as source:
             if source.info.server_version < 150000:
                 pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")

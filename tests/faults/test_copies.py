@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from shardids.dev.embedded import EmbeddedServer
+from shardids.pg.embedded import EmbeddedServer
 from tests.faults.conftest import Finish, Record, make_database, make_node
 from tests.support.client_programs import Dumper
 from tests.support.faults import (

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from shardids import mover
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
 from tests.faults.conftest import DURABLE
 from tests.support.faults import connect, scaled
 from tests.support.moves import TwoNodes, two_nodes

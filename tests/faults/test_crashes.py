@@ -18,8 +18,8 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from shardids.dev.embedded import EmbeddedServer
-from shardids.install import trees
+from shardids.migrate.install import trees
+from shardids.pg.embedded import EmbeddedServer
 from tests.faults.conftest import Finish, Record
 from tests.support.faults import LAYOUT, Ids, clock_ms, connect, draw, scalar, scaled, ticks_of
 from tests.support.recorder import Recorder, Session

@@ -13,9 +13,9 @@ from sqlalchemy.engine import make_url
 
 from shardids import mover
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ShardidsError
 from shardids.mover.steps import LIVE
+from shardids.pg.embedded import temporary_servers
 from tests.support.faults import LONG
 from tests.support.killed_moves import finish
 from tests.support.moves import TwoNodes, assert_one_owner, proxies_of, schema, two_nodes

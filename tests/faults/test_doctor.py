@@ -12,16 +12,17 @@ from typing import Literal
 
 import pytest
 
-from shardids import Cluster, doctor, mover
+from shardids import Cluster, mover
 from shardids.catalog.rows import Catalog
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer, temporary_server, temporary_servers
-from shardids.doctor.findings import Severity
 from shardids.errors import ClusterConflict, MoveFailed
 from shardids.migrate.environment import Environment
 from shardids.migrate.migration import Migration
 from shardids.migrate.runner import Observer, RunSettings, one_run
-from shardids.views import drop_query_node, refresh_query_node
+from shardids.pg.embedded import EmbeddedServer, temporary_server, temporary_servers
+from shardids.tables.views import drop_query_node, refresh_query_node
+from shardids.testing.devcluster import create_cluster
+from shardids.watch import doctor
+from shardids.watch.doctor.findings import Severity
 from tests.faults.conftest import Report
 from tests.support.application import TABLES, Application
 from tests.support.faults import connect, scalar, scaled
@@ -33,7 +34,7 @@ from tests.support.waiting import wait_for
 
 def test_clocks_that_are_apart(clock: Clock) -> None:
     with temporary_server() as server, temporary_server(env=clock.env) as faked:
-        catalog = Catalog(found([server, faked], 2))
+        catalog = Catalog(create_cluster([server, faked], 2))
         try:
             assert doctor.examine(catalog).findings == ()
             for seconds, ahead, behind in ((5.5, "b", "a"), (-1.5, "a", "b"), (-3600.25, "a", "b")):
@@ -60,7 +61,7 @@ def test_clocks_that_are_apart(clock: Clock) -> None:
 def own_server() -> Iterator[EmbeddedServer]:
     """A server of the test's own, with shard 0."""
     with temporary_server() as server:
-        found([server], 1)
+        create_cluster([server], 1)
         yield server
 
 
@@ -142,11 +143,12 @@ def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
 
 def migrate(nodes: TwoNodes, folder: Path, target: str, direction: Literal["up", "down"]) -> None:
     """Brings every shard there in one run, which catches up with shards whose move has ended."""
-    with one_run(nodes.catalog, "up"):
+    with one_run(nodes.catalog, "up") as leases:
         while True:
             with Migration(nodes.catalog, Environment.at(folder)) as migration:
                 prepared = migration.prepare(target, direction, migration.choose())
-                report = migration.run(prepared, RunSettings(retries=50), Observer(), threading.Event())
+                settings, stop = RunSettings(retries=50), threading.Event()
+                report = migration.run(prepared, settings, Observer(), stop, leases, allowed=None)
             if not report.of("not started"):
                 break
     assert report.succeeded, [outcome.error for outcome in report.outcomes if outcome.error]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -9,11 +10,13 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL, make_url
 
-from shardids import doctor, mover, views
+from shardids import mover
 from shardids.catalog.topology import Node
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed, MoveRefused
 from shardids.mover import failover
+from shardids.pg.embedded import temporary_servers
+from shardids.tables import views
+from shardids.watch import doctor
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.support.clusters import Nursery, catalog_at, command, connected, everything
 from tests.support.killed_moves import finish, killed_move
@@ -84,7 +87,8 @@ def test_a_shard_that_had_moved_away_unnoticed_is_stopped_there(nodes: TwoNodes)
             counted = "select shardids_shard, count(*) from shardids_nodes.photos group by 1 order by 1"
             assert home.execute(counted).fetchall() == [(0, 1), (1, 1), (MOVED, 3), (STAYS, 2)]
         found = doctor.examine(nodes.catalog).findings
-        assert [(f.check, f.shards) for f in found] == [("old-copy", (MOVED,))]
+        wrong = [(f.check, f.shards) for f in found if f.check != "schema-unrecorded"]
+        assert wrong == [("old-copy", (MOVED,))]
         assert [copy.node for copy in mover.purge(nodes.catalog, [MOVED])] == ["b"]
 
 
@@ -120,9 +124,10 @@ def test_a_copy_is_refused_until_it_is_activated(
         ) as caught:
             failover.replace_node(catalog, "b", dsn(copy))
         assert everything(a, copy) == before
-        activation = caught.value.hint.partition(": ")[2].partition(". ")[0]
-        with connected(copy) as connection:
-            connection.execute(activation.encode())
+        activation = shlex.split(caught.value.hint.partition(": ")[2].partition(". ")[0])
+        assert activation[:3] == ["shardids", "shard", "activate"]
+        done = command(*activation[1:], "--yes", SHARDIDS_CATALOG=dsn(a))
+        assert done.returncode == 0, done.stderr
         assert failover.replace_node(catalog, "b", dsn(copy)).shards == 4
         assert f"/{copy.database}" in catalog.node_of(5).url
     with connected(copy) as connection:

@@ -10,12 +10,12 @@ import psycopg
 import pytest
 
 from shardids.adopt import adoption
-from shardids.adopt.events import Result
-from shardids.adopt.journal import adoptions, open_adoption
-from shardids.adopt.plan_file import plan_text
-from shardids.adopt.steps import RUN, STEPS
-from shardids.dev.embedded import temporary_servers
+from shardids.adopt.adoption import Result
+from shardids.adopt.plan.document import plan_text
+from shardids.adopt.run.journal import adoptions, open_adoption
+from shardids.adopt.steps import AFTER, RUN, SWITCH
 from shardids.errors import ClusterConflict
+from shardids.pg.embedded import temporary_servers
 from tests.support.adoptions import (
     Clients,
     Shop,
@@ -30,14 +30,15 @@ from tests.support.interrupts import interrupt_after
 
 _DYING = """
 import os, threading, time
-from shardids.adopt import adoption, events
-from shardids.adopt.plan_file import parse_plan
+from shardids.adopt import adoption
+from shardids.replication import steps
+from shardids.adopt.plan.document import parse_plan
 from shardids.catalog.rows import Catalog
 def die():
     print("dying", flush=True)
     os.kill(os.getpid(), 9)
 def watch(event):
-    if isinstance(event, events.{kind}) and event.step == {step!r}:
+    if isinstance(event, steps.{kind}) and event.step == {step!r}:
         die()
 if {delay_s}:
     threading.Timer({delay_s}, die).start()
@@ -95,7 +96,7 @@ def complete(shop: Shop) -> None:
         assert adoption.switch(shop.catalog).outcome == "adopted"
 
 
-EVERY = [(step.name, kind) for step in STEPS for kind in ("StepBegun", "StepDone")]
+EVERY = [(step.name, kind) for step in (*RUN, *SWITCH, *AFTER) for kind in ("StepBegun", "StepDone")]
 SOME = [("stage", "StepBegun"), ("subscribe", "StepDone"), ("switch", "StepBegun"), ("switch", "StepDone")]
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy.engine import URL
 
+from shardids.adopt.inplace.keys import change_key, finish, status, take_back
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict
 from shardids.ids.layout import DEFAULT
-from shardids.inplace.keys import change_key, finish, status, take_back
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
 from tests.support.keys import Clients, assert_consistent, dumped, fill_shop, one
@@ -21,9 +21,10 @@ ORDERS = "public.orders"
 
 _DYING = """
 import os, threading, time
-from shardids.inplace.keys import change_key, finish, take_back
-from shardids.inplace.swapping import How
+from shardids.adopt.inplace.keys import change_key, finish, take_back
+from shardids.adopt.inplace.changing import How
 from shardids.catalog.rows import Catalog
+from tests.support.keys import on_steps
 seen = []
 def die():
     print("dying", flush=True)
@@ -35,7 +36,7 @@ def step(name):
 if {delay_s}:
     threading.Timer({delay_s}, die).start()
 catalog = Catalog({url!r})
-how = How(on_step=step, batch=200)
+how = How(on_event=on_steps(step), batch=200)
 for work in ({works}):
     work(catalog, "public.orders", 0, how)
 time.sleep({delay_s} and 60)
@@ -44,7 +45,7 @@ time.sleep({delay_s} and 60)
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("from shardids.inplace import keys")
+    nursery = Nursery("from shardids.adopt.inplace import keys")
     yield nursery
     nursery.close()
 

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from shardids import mover
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed
-from shardids.mover import replication, sides
+from shardids.pg.embedded import temporary_servers
+from shardids.replication import sides, subscriptions
 from tests.support.clusters import Nursery
 from tests.support.interrupts import interrupt_after
 from tests.support.killed_moves import finish, killed_move
@@ -194,7 +194,7 @@ def lost_slot(source: psycopg.Connection) -> bool:
 def test_rows_that_do_not_come_are_not_waited_for_without_end(
     nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replication, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(subscriptions, "PATIENCE_S", 2.0)
     shard = nodes.new_shard()
 
     def hold_up(event: mover.Event) -> None:
@@ -228,7 +228,7 @@ def test_a_resume_does_not_count_failures_from_before(
     with nodes.connected("b") as target:
         is_counted = target.info.server_version >= 150000
         # A server before version 15 does not count failures: then it is rows that are missing.
-        monkeypatch.setattr(replication, "PATIENCE_S", 300.0 if is_counted else 2.0)
+        monkeypatch.setattr(subscriptions, "PATIENCE_S", 300.0 if is_counted else 2.0)
         with pytest.raises(MoveFailed, match=r"failed \d+ times to take rows in|no more rows have come to"):
             mover.move(nodes.catalog, shard, "b", on_event=forbid)
         monkeypatch.undo()

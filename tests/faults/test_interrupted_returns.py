@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardids.adopt import adoption, returning
-from shardids.adopt.back_steps import AFTER_BACK, BACK, END
-from shardids.adopt.journal import KEPT
-from shardids.adopt.steps import AFTER, SWITCH
-from shardids.dev.embedded import temporary_servers
+from shardids.adopt import adoption
+from shardids.adopt.run.journal import KEPT
+from shardids.adopt.steps import AFTER, AFTER_BACK, BACK, END, SWITCH
+from shardids.pg.embedded import temporary_servers
 from tests.faults.test_interrupted_adoptions import finish
 from tests.support.adoptions import Clients, Shop, assert_as_before, assert_in_shards, begin_anew, new_shop
 from tests.support.clusters import Nursery
@@ -20,10 +19,11 @@ from tests.support.returns import ShardClients, assert_at_source, same_everywher
 
 _DYING = """
 import os
-from shardids.adopt import adoption, events, returning
+from shardids.adopt import adoption
+from shardids.replication import steps
 from shardids.catalog.rows import Catalog
 def watch(event):
-    if isinstance(event, events.{kind}) and event.step == {step!r}:
+    if isinstance(event, steps.{kind}) and event.step == {step!r}:
         print("dying", flush=True)
         os.kill(os.getpid(), 9)
 {call}(Catalog({url!r}), on_event=watch{options})
@@ -43,7 +43,7 @@ def shop() -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("from shardids.adopt import adoption, returning")
+    nursery = Nursery("from shardids.adopt import adoption")
     yield nursery
     nursery.close()
 
@@ -69,7 +69,7 @@ def written(shop: Shop) -> ShardClients:
 def return_and_empty(shop: Shop, clients: Clients, *in_shards: ShardClients) -> None:
     """Returns to the source, which has all that was acknowledged, and empties the shards."""
     if adoption.status(shop.catalog).adoption.step != "returned":  # type: ignore[union-attr]  # one is under way
-        assert returning.back(shop.catalog).step == "returned"
+        assert adoption.back(shop.catalog).step == "returned"
     for one in in_shards:
         assert_at_source(shop, clients, one)
     same_everywhere(shop)
@@ -110,7 +110,7 @@ def test_a_return(shop: Shop, nursery: Nursery, step: str, kind: str) -> None:
         adoption.run(shop.catalog, shop.plan)
         adoption.switch(shop.catalog, keep_back=True)
     with ShardClients(shop, 8) as in_shards:
-        killed(shop, nursery, "returning.back", step=step, kind=kind)
+        killed(shop, nursery, "adoption.back", step=step, kind=kind)
         assert finish(shop, adoption.resume).step == "returned"
     assert all(one.refused for one in in_shards.written)
     return_and_empty(shop, clients, in_shards)
@@ -122,7 +122,7 @@ def test_a_return_is_given_up(shop: Shop, nursery: Nursery, step: str, kind: str
         adoption.run(shop.catalog, shop.plan)
         adoption.switch(shop.catalog, keep_back=True)
     with ShardClients(shop, 8) as in_shards:
-        killed(shop, nursery, "returning.back", step=step, kind=kind)
+        killed(shop, nursery, "adoption.back", step=step, kind=kind)
         assert finish(shop, adoption.abort).step == KEPT
         before = in_shards.count
         while in_shards.count < before + 10:
@@ -137,7 +137,7 @@ def test_an_end_of_the_way_back(shop: Shop, nursery: Nursery, kind: str) -> None
         adoption.run(shop.catalog, shop.plan)
         adoption.switch(shop.catalog, keep_back=True)
     written(shop)
-    killed(shop, nursery, "returning.finish", step=END[0].name, kind=kind)
+    killed(shop, nursery, "adoption.finish", step=END[0].name, kind=kind)
     assert finish(shop, adoption.resume).outcome == "adopted"
     assert_in_shards(shop, clients)
     assert [one for one in shop.leftovers() if not one.startswith("source")] == []

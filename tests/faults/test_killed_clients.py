@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids import Cluster
-from shardids.catalog.urls import parse_url
-from shardids.dev import devcluster
-from shardids.dev.embedded import temporary_servers
-from shardids.transactions import resolve
+from shardids.pg.embedded import temporary_servers
+from shardids.pg.urls import parse_url
+from shardids.tables.transactions import resolve
+from shardids.testing import devcluster
 from tests.conftest import dsn
 from tests.support.clusters import Nursery, catalog_at
 from tests.support.faults import scaled
@@ -64,7 +64,7 @@ with Cluster.connect({url!r}, listen=False) as cluster:
 @pytest.fixture
 def urls() -> Iterator[dict[str, URL]]:
     with temporary_servers(2) as servers:
-        devcluster.found(servers, 16)
+        devcluster.create_cluster(servers, 16)
         yield {name: parse_url(server.url()) for name, server in zip("ab", servers, strict=True)}
 
 
@@ -123,7 +123,7 @@ def tokens(cluster: Cluster) -> set[str]:
     """The transfers that were committed."""
     found: set[str] = set()
     for shard in range(cluster.shard_count):
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             schema = cluster.schema_of(shard)
             found |= set(connection.exec_driver_sql(f"select transfer from {schema}.entries").scalars())
     return found

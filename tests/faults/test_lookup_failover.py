@@ -11,13 +11,15 @@ import pytest
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
-from shardids import Cluster, doctor, lookups
+from shardids import Cluster
 from shardids.catalog.lookups import shard_of_claim
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed
 from shardids.mover.failover import replace_node
-from shardids.transactions import create_restore_point
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.urls import parse_url
+from shardids.tables import lookups
+from shardids.tables.transactions import create_restore_point
+from shardids.watch import doctor
 from tests.support.backups import base_backup, finish_segment, is_archived, restored, start_archiving
 from tests.support.clusters import catalog_at
 from tests.support.faults import connect
@@ -229,7 +231,7 @@ def test_transactions_on_both_nodes_claim_before_they_are_prepared(
 def lookups_claim(cluster: Cluster, email: str, shard: int) -> None:
     """Claims an address as a session does that has written its row."""
     keeper = shard_of_claim(email, SHARDS)
-    with cluster.connection(keeper) as connection:
+    with cluster.at(shard=keeper).connection() as connection:
         connection.exec_driver_sql(
             f"insert into shard_{keeper:04}.shardids_lookup_users_email (value, shard) values (%s, %s)",
             (email, shard),

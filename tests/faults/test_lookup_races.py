@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
 
-from shardids import Cluster, lookups
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids import Cluster
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.urls import parse_url
+from shardids.tables import lookups
 from tests.conftest import dsn
 from tests.support.clusters import Nursery, catalog_at
 from tests.support.faults import connect, scalar, scaled

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
 from tests.faults.conftest import DURABLE, make_node
 from tests.support.faults import LAYOUT, clock_ms, connect, draw, scaled, ticks_of
 

@@ -10,9 +10,9 @@ from itertools import product
 import pytest
 
 from shardids import mover
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict
 from shardids.mover.steps import LIVE
+from shardids.pg.embedded import temporary_servers
 from tests.faults.conftest import DURABLE, Report
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shardids import AsyncCluster, Cluster, mover
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import StatementFailed
 from shardids.mover.journal import Journal
+from shardids.pg.embedded import temporary_servers
 from tests.support.application import TABLES, Application, Author, assert_each_write_once
 from tests.support.moves import TwoNodes, two_nodes
 from tests.support.waiting import wait_for
@@ -74,7 +74,7 @@ def test_no_error_reaches_16_tasks(nodes: TwoNodes) -> None:
     async def write(cluster: AsyncCluster, author: Author, moving: asyncio.Task[None]) -> None:
         while not moving.done():
             thought = author.next_write()
-            made = await cluster.run(partial(AsyncSession.run_sync, fn=thought), shard=thought.shard)
+            made = await cluster.at(shard=thought.shard).run(partial(AsyncSession.run_sync, fn=thought))
             author.keep(thought, *made)
 
     async def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from shardids import Cluster
-from shardids.dev.embedded import EmbeddedServer, temporary_server
+from shardids.pg.embedded import EmbeddedServer, temporary_server
 from tests.conftest import found_cluster
 from tests.faults.conftest import make_database
 from tests.support.faults import connect, scaled

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from shardids.dev.embedded import EmbeddedServer
+from shardids.pg.embedded import EmbeddedServer
 from tests.faults.conftest import Finish, Record
 from tests.support.faults import SLOW_KINDS, connect, scalar, scaled
 from tests.support.recorder import Recorder

@@ -13,12 +13,14 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
-from shardids import doctor, mover, references
+from shardids import mover
 from shardids.catalog.topology import Node
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import ReferencesBehind, ShardidsError
 from shardids.mover import failover
-from shardids.references import state
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.tables import references
+from shardids.tables.references import state
+from shardids.watch import doctor
 from tests.conftest import dsn
 from tests.support.clusters import command
 from tests.support.proxy import Proxy
@@ -141,7 +143,7 @@ def test_a_writer_is_lost_while_it_is_moved_and_its_standby_has_no_shard_as_it_w
             mover.purge(nodes.catalog, [shard])
             mover.move(nodes.catalog, shard, "c")
         with monkeypatch.context() as patch:
-            patch.setattr("shardids.references.moving._turn", interrupt)
+            patch.setattr("shardids.tables.references.moving._turn", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 references.move_writer(nodes.catalog, "b")
         servers["c"].kill()
@@ -232,6 +234,6 @@ def test_a_node_that_falls_silent_stops_no_writer_and_follows_again(
         assert "ES" in nodes.codes("b")
         proxy.forward()
         wait_for(lambda: "ES" in nodes.codes("c"), "the silent node to follow again")
-        shown = command("reference", "status", "--json", **nodes.environment)
-        assert [one["node"] for one in json.loads(shown.stdout)] == ["a", "b", "c"]
+        shown = command("reference", "list", "--json", **nodes.environment)
+        assert [one["node"] for one in json.loads(shown.stdout)["nodes"]] == ["a", "b", "c"]
         assert references.repair(nodes.catalog) == []

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
 from tests.faults.conftest import DURABLE, make_node
 from tests.support.faults import LAYOUT, clock_ms, connect, draw, scaled, ticks_of
 from tests.support.incarnations import reconnect

@@ -12,7 +12,7 @@ from textwrap import indent
 import pytest
 from sqlalchemy.engine import make_url
 
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
 from tests.support.clusters import COMMAND, environment
 from tests.support.faults import LONG
 from tests.support.migrations import REVISION

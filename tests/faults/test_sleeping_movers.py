@@ -11,9 +11,9 @@ import pytest
 
 from shardids import mover
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import temporary_servers
-from shardids.mover.events import Result
+from shardids.mover.journal import Result
 from shardids.mover.steps import LIVE, OFFLINE
+from shardids.pg.embedded import temporary_servers
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
 from tests.support.killed_moves import finish
@@ -23,8 +23,8 @@ _SLEEPING = """
 import os, signal
 from shardids import mover
 from shardids.catalog import Catalog
-from shardids.mover import held
-held._BEAT_S, held._LOST_AFTER = 0.5, "2s"
+from shardids.replication import barrier
+barrier._BEAT_S, barrier._LOST_AFTER = 0.5, "2s"
 def watch(event):
     if isinstance(event, mover.{kind}) and event.step == {step!r}:
         print("asleep", flush=True)

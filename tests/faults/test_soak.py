@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardids.catalog.urls import parse_url
+from shardids.pg.urls import parse_url
 from tests.faults.conftest import Report
 from tests.support.faults import scaled
 from tests.support.migrations import App

@@ -14,8 +14,8 @@ import pytest
 
 from shardids import Layout
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import EmbeddedServer
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.embedded import EmbeddedServer
 from tests.faults.conftest import make_database, make_node
 from tests.support.faults import ALL_KINDS, LAYOUT, Ids, connect, draw, scalar
 from tests.support.server_clock import Clock

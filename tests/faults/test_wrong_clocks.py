@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,15 +14,16 @@ import numpy as np
 import psycopg
 import pytest
 
-from shardids import clocks, doctor, mover
+from shardids import mover
 from shardids.catalog.rows import Catalog
-from shardids.clocks import Plan, Work
-from shardids.console import fencing
-from shardids.dev.embedded import EmbeddedServer, temporary_server
-from shardids.doctor.findings import Severity
 from shardids.errors import BadArgument, ClockUnconfirmed, ClusterConflict, ConnectionFailed
-from shardids.install import provision
-from shardids.mover import failover
+from shardids.migrate.install import provision
+from shardids.mover import activate, clocks, failover
+from shardids.mover.clocks import Plan, Work
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.watch import doctor
+from shardids.watch.doctor.findings import Severity
+from tests.conftest import dsn
 from tests.support.clusters import command_here
 from tests.support.faults import LAYOUT, Ids, connect, draw, scalar
 from tests.support.server_clock import Clock
@@ -98,7 +100,7 @@ def machine_at(ahead_s: float) -> Iterator[None]:
     """This machine's clock, which nodes' are compared with, shows another time."""
     with pytest.MonkeyPatch.context() as patch:
         shown = SimpleNamespace(time=lambda: time.time() + ahead_s, monotonic=time.monotonic)
-        patch.setattr("shardids.catalog.clock.time", shown)
+        patch.setattr("shardids.pg.clock.time", shown)
         yield
 
 
@@ -153,7 +155,7 @@ def test_a_shard_comes_back_and_passes_over_the_range(clock: Clock, nodes: Catal
         back = draw_all(db)
         assert LAYOUT.decode(int(back[-1][-1])).time.timestamp() < time.time() + 70
         assert clocks.reset_clock(nodes, 0).work is Work.NOTHING
-        assert not [f for f in doctor.examine(nodes).findings if f.shards]
+        assert not [f for f in doctor.examine(nodes).findings if f.shards and f.check != "schema-unrecorded"]
         assert "NULLIF" in body(db)
         later = pass_over(clock, db, plan)
         assert_distinct(parts + back + later)
@@ -244,7 +246,7 @@ def test_an_interrupted_reset_continues(clock: Clock, nodes: Catalog) -> None:
         a.execute("select shardids.fence(0)")
         # Before the activation, and with node b not reached.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shardids.clocks.resetting._activate", _killed)
+            patch.setattr("shardids.mover.clocks.resetting._activate", _killed)
             with pytest.raises(KeyboardInterrupt):
                 clocks.reset_clock(nodes, 0)
         assert scalar(a, "select state from shardids.shard where id = 0") == "fenced"
@@ -273,7 +275,7 @@ def test_transactions_that_may_have_the_old_function_are_waited_for(clock: Clock
     with connect(url) as db, connect(url) as other, pytest.MonkeyPatch.context() as patch:
         small_lead(db)
         jump(clock, db)
-        patch.setattr("shardids.clocks.resetting._PATIENCE_S", 1.0)
+        patch.setattr("shardids.mover.clocks.resetting._PATIENCE_S", 1.0)
         other.execute("begin; select 1")
         pid = other.info.backend_pid
         with pytest.raises(ClusterConflict, match=f"process {pid} of role") as refused:
@@ -341,7 +343,7 @@ def test_what_comes_later_gets_the_range(clock: Clock, nodes: Catalog, faked_ser
         db.execute("delete from shardids.skipped")
         db.execute("select shardids.define_next_id(0, 'shard_0000')")
         assert "NULLIF" not in body(db)
-        fencing.activate(nodes, 0)
+        activate(nodes, 0)
         assert "NULLIF" in body(db)
         assert_distinct(parts + draw_all(db) + pass_over(clock, db, plan))
 
@@ -468,8 +470,7 @@ def test_sequences_that_were_set_back_are_found(damage: str, clock: Clock, nodes
         db.execute(damage)
         (finding,) = doctor.examine(nodes, ["generator-behind"]).findings
         assert (finding.severity, finding.shards) == (Severity.ERROR, (0,))
-        for command in finding.commands:
-            db.execute(command.text)
+        pasted(nodes, finding)
         assert not doctor.examine(nodes, ["generator-behind"]).findings
         assert int(min(map(np.min, draw_all(db)))) > newest
         # Below what a fence has stored, though no row is above it.
@@ -479,9 +480,16 @@ def test_sequences_that_were_set_back_are_found(damage: str, clock: Clock, nodes
         )
         (finding,) = doctor.examine(nodes, ["generator-behind"]).findings
         assert "below its high-water tick" in finding.what
-        for command in finding.commands:
-            db.execute(command.text)
+        pasted(nodes, finding)
         assert not doctor.examine(nodes, ["generator-behind"]).findings
+
+
+def pasted(nodes: Catalog, finding: doctor.Finding) -> None:
+    """Runs the commands of a finding in a shell."""
+    for remedy in finding.commands:
+        _, *words = shlex.split(remedy.text)
+        done = command_here(*words, "--yes", SHARDIDS_CATALOG=dsn(nodes.url))
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_clock_that_ran_fast_before_it_jumped(clock: Clock, nodes: Catalog) -> None:
@@ -594,7 +602,7 @@ def test_a_transaction_older_than_a_reset_issues_nothing(clock: Clock, nodes: Ca
         small_lead(db)
         jump(clock, db)
         old.execute("begin isolation level repeatable read; select 1")
-        patch.setattr("shardids.clocks.resetting._await_transactions", lambda *_: None)
+        patch.setattr("shardids.mover.clocks.resetting._await_transactions", lambda *_: None)
         plan = reset(nodes)
         draw_all(db)
         set_clock(clock, db, plan.first.timestamp() - time.time() + 1)

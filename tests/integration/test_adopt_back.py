@@ -16,15 +16,16 @@ import pytest
 from sqlalchemy.engine import URL
 from typer.testing import CliRunner
 
-from shardids.adopt import adoption, handing_back, returning
-from shardids.adopt.back_numbers import sequences_are_fit, try_sequences
-from shardids.adopt.events import Event, Noted, StepBegun
-from shardids.adopt.journal import Journal
-from shardids.adopt.sides import opened_sides
-from shardids.catalog.urls import parse_url
+from shardids.adopt import adoption
+from shardids.adopt.back import handing_back
+from shardids.adopt.run.journal import Journal
+from shardids.adopt.run.numbers import sequences_are_fit, try_sequences
+from shardids.adopt.run.sides import opened_sides
 from shardids.cli import app
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import AdoptionFailed, AdoptionRefused, ClusterConflict
+from shardids.pg.embedded import temporary_servers
+from shardids.pg.urls import parse_url
+from shardids.replication.steps import Event, Noted, StepBegun
 from tests.support.adoptions import Clients, Shop, assert_as_before, new_shop, schema
 from tests.support.replicas import deafen
 from tests.support.returns import ShardClients, assert_at_source, same_everywhere
@@ -73,8 +74,8 @@ def in_shards(shop: Shop, statement: str) -> None:
 def test_there_and_back(shop: Shop) -> None:
     with Clients(shop) as clients:
         adoption.run(shop.catalog, shop.plan)
-        with pytest.raises(ClusterConflict, match="at step 'follow': there is no way back"):
-            returning.back(shop.catalog)
+        with pytest.raises(ClusterConflict, match="at step 'follow', which has no way back"):
+            adoption.back(shop.catalog)
         done = adoption.switch(shop.catalog, keep_back=True)
     assert (done.step, done.outcome) == ("kept", None)
     assert done.pause_ms is not None
@@ -83,7 +84,7 @@ def test_there_and_back(shop: Shop) -> None:
         adoption.abort(shop.catalog)
     with ShardClients(shop) as writers:
         until(lambda: writers.count > 200)
-        back = returning.back(shop.catalog)
+        back = adoption.back(shop.catalog)
     assert (back.step, back.outcome) == ("returned", None)
     assert back.pause_ms is not None
     assert all(written.refused for written in writers.written)
@@ -134,7 +135,7 @@ def test_what_could_not_go_back_is_refused_and_changes_nothing(shop: Shop) -> No
             adoption.switch(shop.catalog, keep_back=True)
         source.execute("drop function stamp cascade; alter table countries no force row level security")
     for reason in (
-        "can't take back what is written to the shards",
+        "can't take back the writes to the shards",
         "public.users.seen_at is in the shards only",
         "public.users.name may be NULL in the shards",
         '"The Shop"."Orders".amount is numeric in the shards, and numeric(10,2) at the source',
@@ -145,7 +146,7 @@ def test_what_could_not_go_back_is_refused_and_changes_nothing(shop: Shop) -> No
         assert reason in refused.value.message
     assert 'alter table public.lines alter column "number" type bigint' in (refused.value.hint or "")
     with pytest.raises(AdoptionRefused, match="seen_at"):
-        returning.check_switch(shop.catalog)
+        adoption.switch(shop.catalog, keep_back=True, dry_run=True)
     status = adoption.status(shop.catalog)
     assert status is not None
     assert (status.adoption.step, status.adoption.keeps_back) == ("follow", False)
@@ -200,7 +201,7 @@ def test_a_clash_at_the_source_is_shown_and_can_be_mended(shop: Shop) -> None:
         assert "it has failed" in shardids(shop, "back", "--dry-run")
         assert '"is_applying": true' in shardids(shop, "status", "--json")
         with pytest.raises(AdoptionFailed, match='change that comes from node "a"'):
-            returning.back(shop.catalog)
+            adoption.back(shop.catalog)
         node.execute(f"update {schema(shards[0])}.users set name = 'twin 1' where id = %s", [first])
     with shop.connected("source") as source, source.transaction():
         assert source.execute("select count(*) from users where name = 'on its way'").fetchone() == (1,)
@@ -251,11 +252,11 @@ def test_as_long_as_it_is_kept(shop: Shop) -> None:
             node.execute(f"alter table {schema(first)}.users add column late text")
         other.execute("insert into countries values ('fr', 'France')")
         with pytest.raises(AdoptionFailed, match='countries has other rows on node "b" than on "a"'):
-            returning.back(shop.catalog)
+            adoption.back(shop.catalog)
         # The shards go on.
         node.execute(f"insert into {schema(first)}.users (name, country) values ('new', 'at')")
         node.execute("insert into countries values ('fr', 'France')")
-    returning.back(shop.catalog)
+    adoption.back(shop.catalog)
     same_everywhere(shop)
     with shop.connected("source") as source:
         assert source.execute("select count(*) from countries").fetchone() == (3,)
@@ -291,7 +292,7 @@ def test_sequences_go_on_past_what_the_shards_have_drawn(shop: Shop) -> None:
     with shop.connected("source") as source:
         source.execute("alter role postgres set statement_timeout = '1h'")
         drawn = source.execute("select last_value from codes").fetchone()[0]
-    assert returning.back(shop.catalog).step == "returned"
+    assert adoption.back(shop.catalog).step == "returned"
     with shop.connected("source") as source:
         source.execute("alter role postgres reset statement_timeout")
         made = source.execute("insert into users (name) values ('next') returning code, depth, best")
@@ -339,7 +340,7 @@ def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch
         adoption.switch(shop.catalog, on_event=interrupt)
     for wish in (
         lambda: adoption.switch(shop.catalog, keep_back=True),
-        lambda: returning.check_switch(shop.catalog),
+        lambda: adoption.switch(shop.catalog, keep_back=True, dry_run=True),
     ):
         with pytest.raises(ClusterConflict, match="by a switch that keeps no way back"):
             wish()
@@ -364,7 +365,7 @@ def test_a_source_that_dies_and_the_standby_in_its_place(
                 if is_late:
                     patched.setattr(handing_back, "approach", lambda *_, **__: None)
                 with pytest.raises(AdoptionFailed, match="another server than the one that followed"):
-                    returning.back(shop.catalog)
+                    adoption.back(shop.catalog)
             in_shards(shop, "insert into {s}.users (name) values ('the shards go on')")
         node.execute(f"comment on publication \"{name}\" is '{noted}'")
     source = shop.servers["source"]
@@ -392,14 +393,14 @@ def test_a_source_that_dies_and_the_standby_in_its_place(
             shardids(shop, "status", "--source", standby.url()).split()
         )
         with pytest.raises(AdoptionFailed, match="another server"):
-            returning.back(shop.catalog, source=standby.url())
+            adoption.back(shop.catalog, source=standby.url())
     notes: list[str] = []
 
     def note(event: Event) -> None:
         if isinstance(event, Noted):
             notes.append(event.note)
 
-    assert returning.finish(shop.catalog, on_event=note).outcome == "adopted"
+    assert adoption.finish(shop.catalog, on_event=note).outcome == "adopted"
     assert any("was left as it is" in one and name in one for one in notes)
     for node_name in "ab":
         with shop.connected(node_name) as node:
@@ -414,8 +415,8 @@ def test_a_way_back_that_is_lost(shop: Shop) -> None:
     with shop.connected("a") as node:
         until(lambda: is_dropped(node))
     assert "lost" in shardids(shop, "status")
-    with pytest.raises(AdoptionFailed, match="there is no way back"):
-        returning.back(shop.catalog)
+    with pytest.raises(AdoptionFailed, match="the way back is gone"):
+        adoption.back(shop.catalog)
     assert "adopted after" in shardids(shop, "finish", "--yes")
     assert [one for one in shop.leftovers() if not one.startswith("source")] == []
     with shop.connected("source") as source, pytest.raises(psycopg.Error, match="was taken into a cluster"):

@@ -12,12 +12,13 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
+from shardids.adopt.inplace.functions import Replaced, replace_function
 from shardids.catalog.rows import Catalog
-from shardids.catalog.sqlfiles import read_sql
 from shardids.errors import AdoptionRefused, BadArgument
 from shardids.ids.layout import INSTAGRAM
-from shardids.inplace.functions import Replaced, replace_function
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.sqlfiles import read_sql
+from shardids.replication.steps import Event, Waiting
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import connected, everything
 from tests.support.waiting import wait_for
@@ -125,11 +126,12 @@ def test_an_open_transaction_that_has_drawn_is_waited_for(published: tuple[URL, 
         assert drawn is not None
         pid = holder.info.backend_pid
 
-        def release(text: str) -> None:
-            waits.append(text)
+        def release(event: Event) -> None:
+            assert isinstance(event, Waiting)
+            waits.append(event.reason)
             holder.commit()
 
-        done = replace_function(catalog, "insta5.next_id", 5, on_wait=release)
+        done = replace_function(catalog, "insta5.next_id", 5, on_event=release)
     assert f"process {pid}" in waits[0]
     assert drawn[0] < done.first_id
     assert scalar(url, "select insta5.next_id()") >= done.first_id

@@ -17,10 +17,9 @@ from psycopg import sql
 from sqlalchemy.engine import URL
 from typer.testing import CliRunner, Result
 
-from shardids.adopt.plan import Finding, Plan, Severity
-from shardids.adopt.plan_file import read_plan
-from shardids.adopt.planning import Planned, make_plan
-from shardids.adopt.source import Source
+from shardids.adopt.plan.document import Finding, Plan, Severity, read_plan
+from shardids.adopt.plan.planning import Planned, make_plan
+from shardids.adopt.plan.source import Source
 from shardids.catalog.topology import shard_for_key
 from shardids.cli import app
 from shardids.errors import BadArgument, ConnectionFailed, ShardidsError, StatementFailed
@@ -736,7 +735,7 @@ def test_what_hangs_on_a_partition_is_found_with_its_table(make_source: Callable
     assert [table.name for table in plan.tables] == ["public.kinds", "public.users", "public.e"]
     not_kept = found(plan, Severity.NOT_KEPT)
     assert not_kept["public.e, t"] == "a trigger does not come along"
-    assert not_kept["public.e.id"] == 'foreign key "e1_id_fkey" is one of a partition alone'
+    assert not_kept["public.e.id"] == 'foreign key "e1_id_fkey" belongs to one partition only'
 
 
 def test_two_hundred_tables_are_planned(make_source: Callable[[str], URL], tmp_path: Path):
@@ -753,4 +752,4 @@ def test_two_hundred_tables_are_planned(make_source: Callable[[str], URL], tmp_p
     plan = read_plan(tmp_path / "plan.toml")
     assert len(plan.tables) == 201
     assert max(len(table.path) for table in plan.tables) == 5
-    assert "and 196 more of which the same is true" in done.stdout
+    assert "and 196 more like these" in done.stdout

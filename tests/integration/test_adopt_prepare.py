@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from shardids.catalog.rows import Catalog
 from shardids.cli import app
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.testing.devcluster import create_cluster
 from tests.support.adoptions import schema as shard_schema
 from tests.support.client_programs import Dumper
 
@@ -113,7 +113,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
     with temporary_servers(3) as servers:
-        scene = Scene(servers, found(servers[1:], SHARDS))
+        scene = Scene(servers, create_cluster(servers[1:], SHARDS))
         with scene.source() as source:
             if source.info.server_version < 150000:
                 pytest.skip("PostgreSQL 14 as a node takes no adoption: test_adopt_run.py")
@@ -210,15 +210,15 @@ ONLY_HERE = """
 def lines_of(dumped: str, schemas: str) -> set[str]:
     """The statements of a dump, those that create tables line by line; split tables without their schema."""
     dumped = re.sub(r"^(--.*|SET .*|\\.*|SELECT pg_catalog.*|\s*)\n", "", dumped, flags=re.MULTILINE)
-    found = set()
+    create_cluster = set()
     for statement in dumped.split(";\n"):
         bare = re.sub(rf'({schemas})\.(?="?(users|lines|logs|Orders|invoice_numbers))', "", statement.strip())
         bare = re.sub(r" ONLY (?=users|lines|logs|\"Orders)", " ", bare)
         head, *lines = bare.split("\n") if bare.startswith("CREATE TABLE") else [" ".join(bare.split())]
         head = re.sub(r"(referred_by_fkey\" FOREIGN KEY) \(\w+\)", r"\1 (...)", head)
         head = re.sub(r"(AS IDENTITY) \(.*\)", r"\1 (...)", head)
-        found |= {f"{head} {line.strip().rstrip(',')}".strip() for line in lines or [""]}
-    return found
+        create_cluster |= {f"{head} {line.strip().rstrip(',')}".strip() for line in lines or [""]}
+    return create_cluster
 
 
 def test_the_tables_are_the_source_s_as_pg_dump_shows_them(scene: Scene, folder: Path) -> None:

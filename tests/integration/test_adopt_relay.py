@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from shardids.adopt import adoption
-from shardids.adopt.copy_slots import note_copy_slots
-from shardids.adopt.events import Copying, Event, Noted, Waiting
-from shardids.adopt.plan import Kind, Plan, Severity
-from shardids.adopt.plan_file import write_plan
-from shardids.adopt.sides import Relay
+from shardids.adopt.plan.document import Kind, Plan, Severity, write_plan
+from shardids.adopt.run.following import Copying
+from shardids.adopt.run.relay import note_copy_slots
+from shardids.adopt.run.sides import Relay
 from shardids.cli import app
 from shardids.errors import AdoptionFailed, AdoptionRefused, ConnectionFailed
-from shardids.mover.sides import Side
+from shardids.replication.sides import Side
+from shardids.replication.steps import Event, Noted, Waiting
 from tests.matrix import fetched
 from tests.support.relays import (
     Store,
@@ -145,7 +145,7 @@ def test_what_can_not_be_a_relay_is_refused_before_anything_is_made(store: Store
     with store.connected("relay") as relay:
         relay.execute("create table public.items ()")
     store_before, store.before = store.before, store.leftovers()
-    assert "the relay has tables of its own: public.items" in refused(store, plan)
+    assert "the relay already has tables: public.items" in refused(store, plan)
     with store.connected("relay") as relay:
         relay.execute("drop table public.items; create schema shardids_relay")
     store.before = store.leftovers()
@@ -265,7 +265,7 @@ def test_slots_of_copies_that_a_lost_relay_has_left_are_dropped(store: Store, is
             lost.execute("insert into parts (id, order_id, item) values (1, 1, 1)")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("shardids.adopt.relay.note_copy_slots", clash)
+        patched.setattr("shardids.adopt.run.relay.note_copy_slots", clash)
         with pytest.raises(Stopped):
             adoption.run(store.catalog, store.plan, on_event=wait)
     with store.connected("a") as node:

@@ -13,14 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from shardids.adopt import adoption
-from shardids.adopt.events import Event, Waiting
-from shardids.adopt.plan import Finding, Hop, Kind, Severity, TablePlan
-from shardids.adopt.plan_file import write_plan
+from shardids.adopt.plan.document import Finding, Hop, Kind, Severity, TablePlan, write_plan
 from shardids.adopt.steps import run_steps
+from shardids.catalog.leases import Leases, read_leases
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.topology import shard_for_key
-from shardids.catalog.urls import parse_url
 from shardids.cli import app
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import (
     AdoptionFailed,
     AdoptionRefused,
@@ -28,6 +26,9 @@ from shardids.errors import (
     ClusterConflict,
     MissingPrivilege,
 )
+from shardids.pg.embedded import temporary_servers
+from shardids.pg.urls import parse_url
+from shardids.replication.steps import Event, Waiting
 from tests.support.adoptions import (
     SHARDS,
     Clients,
@@ -80,6 +81,21 @@ def test_it_is_undone_as_if_it_had_never_been(shop: Shop) -> None:
         before = clients.count
     assert before > 0
     assert_as_before(shop)
+
+
+def test_an_adoption_keeps_the_leases_of_all_shards_until_it_is_over(shop: Shop) -> None:
+    def kept() -> set[tuple[int, str, str]]:
+        with Nodes(shop.catalog.nodes(), shop.catalog.url) as nodes:
+            found = read_leases(shop.catalog, nodes)
+        return {(one.shard, one.purpose, one.standing.value) for one in found}
+
+    assert adoption.run(shop.catalog, shop.plan).step == "follow"
+    assert kept() == {(shard, "adoption", "interrupted") for shard in range(SHARDS)}
+    with Nodes(shop.catalog.nodes(), shop.catalog.url) as nodes:
+        (met,) = Leases(shop.catalog, "migration").take(nodes["a"], "a", [0]).values()
+    assert met.error().message.startswith('shard 0 is kept by an adoption that is not over [node "a"]')
+    assert adoption.abort(shop.catalog).outcome == "aborted"
+    assert kept() == set()
 
 
 def test_it_is_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,7 +214,7 @@ def test_what_cannot_be_adopted_is_refused_before_anything_is_made(shop: Shop) -
         assert reason in refused.value.message
     with pytest.raises(AdoptionRefused, match=r"public.owners has ID 9000000000000000000") as refused:
         adoption.run(shop.catalog, replace(plan, tables=(root,)))
-    assert "there is no table" in refused.value.message
+    assert "does not exist" in refused.value.message
     derived = TablePlan(
         name="public.nullable",
         kind=Kind.DERIVED,
@@ -222,7 +238,7 @@ def test_shards_that_are_in_use_are_refused(shop: Shop) -> None:
         node.execute("drop table public.lines")
         node.execute(f"delete from {schema(0)}.users")
     assert '"shard_0000"."users" has rows already' in refused.value.message
-    assert 'node "a" has a table public.lines of its own' in refused.value.message
+    assert 'node "a" already has a table public.lines' in refused.value.message
 
 
 def test_rows_that_differ_are_named(shop: Shop) -> None:

@@ -12,17 +12,18 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
+from shardids.adopt.inplace.changing import How
+from shardids.adopt.inplace.key import read_document
+from shardids.adopt.inplace.keys import change_key, finish, status, take_back
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionRefused, BadArgument, ClusterConflict, ShardidsError
 from shardids.ids.layout import DEFAULT
-from shardids.inplace.inventory import read_document
-from shardids.inplace.keys import change_key, finish, status, take_back
-from shardids.inplace.swapping import How
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.replication.steps import Event, Waiting
 from tests.conftest import dsn, found_cluster
 from tests.integration.test_cli import Run, run  # noqa: F401 # a fixture
 from tests.support.clusters import connected, objects
-from tests.support.keys import Clients, assert_consistent, dumped, fill_shop, one
+from tests.support.keys import Clients, assert_consistent, dumped, fill_shop, on_steps, one
 from tests.support.lengths import sampled
 
 ORDERS = "public.orders"
@@ -77,7 +78,7 @@ def stop_at(place: int) -> How:
         if len(steps) > place:
             raise Stopped(name)
 
-    return How(on_step=step)
+    return How(on_event=on_steps(step))
 
 
 def test_widened_and_drawn_while_clients_write(shop: tuple[URL, Catalog]) -> None:
@@ -148,7 +149,7 @@ def test_forward_again_after_a_way_back_that_ended_before_its_last_step(
     with Clients(url) as clients:
         change_key(catalog, table, 0)
         with pytest.raises(Stopped):
-            take_back(catalog, table, 0, How(on_step=step))
+            take_back(catalog, table, 0, How(on_event=on_steps(step)))
         assert status(catalog, table, 0).state == "widening"
         assert change_key(catalog, table, 0).state == "swapped"
         take_back(catalog, table, 0)
@@ -355,7 +356,7 @@ def test_a_change_between_two_steps_is_noticed(shop: tuple[URL, Catalog]) -> Non
                 connection.execute("create index late on orders (id, note)")
 
     with pytest.raises(ClusterConflict, match="were changed meanwhile"):
-        change_key(catalog, ORDERS, 0, How(on_step=step))
+        change_key(catalog, ORDERS, 0, How(on_event=on_steps(step)))
     assert types(url)["orders.id"] == "integer"
     take_back(catalog, ORDERS, 0)
     assert change_key(catalog, ORDERS, 0).state == "swapped"
@@ -414,7 +415,7 @@ def test_a_changed_sequence_is_noticed(shop: tuple[URL, Catalog], says: str) -> 
 
     before: list[str] = []
     with pytest.raises(ClusterConflict, match=says):
-        change_key(catalog, table, 0, How(on_step=step))
+        change_key(catalog, table, 0, How(on_event=on_steps(step)))
     assert dumped(url) == before[0]
     if undo is None:
         take_back(catalog, table, 0)
@@ -424,7 +425,7 @@ def test_a_changed_sequence_is_noticed(shop: tuple[URL, Catalog], says: str) -> 
     assert change_key(catalog, table, 0).state == "swapped"
     # The same on the way back.
     with pytest.raises(ClusterConflict, match=says):
-        take_back(catalog, table, 0, How(on_step=step))
+        take_back(catalog, table, 0, How(on_event=on_steps(step)))
     assert dumped(url) == before[1]
     with connected(url) as connection:
         connection.execute(undo.encode())
@@ -451,7 +452,7 @@ def test_a_change_between_the_description_and_the_lock_is_noticed(
         return document
 
     with monkeypatch.context() as patched:
-        patched.setattr("shardids.inplace.swapping.read_document", describe)
+        patched.setattr("shardids.adopt.inplace.changing.read_document", describe)
         with pytest.raises(ClusterConflict, match="changed meanwhile: just now"):
             change_key(catalog, ORDERS, 0)
     assert types(url)["orders.id"] == "integer"
@@ -470,13 +471,14 @@ def test_a_long_transaction_is_waited_for_and_named(shop: tuple[URL, Catalog]) -
         pid = holder.info.backend_pid
         holder.execute("update orders set note = 'held' where id = 7")
 
-        def wait(text: str) -> None:
-            waits.append(text)
-            holder.rollback()
+        def wait(event: Event) -> None:
+            if isinstance(event, Waiting):
+                waits.append(event.reason)
+                holder.rollback()
 
-        change_key(catalog, ORDERS, 0, How(on_wait=wait))
+        change_key(catalog, ORDERS, 0, How(on_event=wait))
     assert f"process {pid}" in waits[0]
-    assert "idle in transaction" in waits[0]
+    assert "in a transaction for" in waits[0]
 
 
 def test_two_processes_and_two_tables_keep_apart(shop: tuple[URL, Catalog]) -> None:
@@ -488,7 +490,7 @@ def test_two_processes_and_two_tables_keep_apart(shop: tuple[URL, Catalog]) -> N
         raise Stopped
 
     with pytest.raises(Stopped):
-        change_key(catalog, ORDERS, 0, How(on_step=meanwhile))
+        change_key(catalog, ORDERS, 0, How(on_event=on_steps(meanwhile)))
     with pytest.raises(ClusterConflict, match="shares tables"):
         change_key(catalog, "public.customers", 0)
 

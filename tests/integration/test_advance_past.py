@@ -226,7 +226,7 @@ def test_a_role_raises_only_shards_that_it_may_draw_from(
     db: Db, node: str, make_role: Callable[[str], URL], request: pytest.FixtureRequest
 ) -> None:
     role = make_role("app")
-    db.execute("select shardids.grant_usage(5, %s)", [role.username])
+    db.execute("select shardids.grant_usage(array[5], %s)", [role.username])
     database = psycopg.conninfo.conninfo_to_dict(node)["dbname"]
     id_ = in_ms(db, 60_000)
     before = stored(db, 6)
@@ -234,7 +234,7 @@ def test_a_role_raises_only_shards_that_it_may_draw_from(
         assert scalar(app, PAST, 5, id_) is True
         for statement in (
             "select shardids.advance_past(6, %s)",
-            "select shard_0006.set_aside('shard_0006.id_offset', 0, shardids.tick_of(%s))",
+            "select shard_0006.set_aside_6('shard_0006.id_offset', 0, shardids.tick_of(%s))",
             "select shardids.set_aside('shard_0006.id_offset', 6, 0, shardids.tick_of(%s))",
         ):
             with refused("42501", "permission denied"):
@@ -243,13 +243,14 @@ def test_a_role_raises_only_shards_that_it_may_draw_from(
         offset = stored(db)
         with refused("SI005", "shard 5"):
             app.execute(
-                "select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [ticks(id_) + (7200_000 << 10)]
+                "select shard_0005.set_aside_5('shard_0005.id_offset', 0, %s)",
+                [ticks(id_) + (7200_000 << 10)],
             )
         with refused("SI005", "shard 5"):
-            app.execute("select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [2**62])
+            app.execute("select shard_0005.set_aside_5('shard_0005.id_offset', 0, %s)", [2**62])
         for n, past_tick in ((0, None), (5, ticks(id_)), (-1, ticks(id_)), (None, ticks(id_))):
             with refused("SI007", "shard 5"):
-                app.execute("select shard_0005.set_aside('shard_0005.id_offset', %s, %s)", [n, past_tick])
+                app.execute("select shard_0005.set_aside_5('shard_0005.id_offset', %s, %s)", [n, past_tick])
         assert stored(db) == offset
     assert stored(db, 6) == before
 
@@ -323,5 +324,5 @@ def test_no_role_goes_further_past_the_clock_by_calling_what_advance_past_calls(
     tick = int(ticks(in_ms(db, 59 * 60_000)))
     before = stored(db)
     with refused("SI005", "shard 5", "max_past"):
-        db.execute("select shard_0005.set_aside('shard_0005.id_offset', 0, %s)", [tick])
+        db.execute("select shard_0005.set_aside_5('shard_0005.id_offset', 0, %s)", [tick])
     assert stored(db) == before

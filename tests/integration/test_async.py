@@ -63,7 +63,7 @@ def test_routing_is_that_of_the_cluster(nodes: dict[str, URL]) -> None:
         assert [cluster.shard_for(key) for key in ("ann", b"ann", 7)] == [
             other.shard_for(key) for key in ("ann", b"ann", 7)
         ]
-        block = await cluster.reserve(SHARD, 3000)
+        block = await cluster.at(shard=SHARD).reserve(3000)
         assert len(set(block)) == 3000
         assert all(one < next_one for one, next_one in pairwise(block))
         assert {cluster.shard_of(one) for one in block} == {SHARD}
@@ -86,14 +86,14 @@ def test_sessions_and_connections_lie_in_their_shard(
             await session.flush()
             made = note.id
         assert cluster.shard_of(made) == SHARD
-        async with cluster.session(id=made, expire_on_commit=False) as session:
+        async with cluster.at(id=made).session(expire_on_commit=False) as session:
             session.add_all([Note(words="two"), Note(words="three")])
             await session.commit()
         key = next(key for key in range(100) if cluster.shard_for(key) == SHARD)
-        async with cluster.session(key=key, sync_session_class=Session) as session:
+        async with cluster.at(key=key).session(sync_session_class=Session) as session:
             found = await session.stream_scalars(select(Note.words).order_by(Note.id))
             assert [words async for words in found] == ["one", "two", "three"]
-        async with cluster.connection(SHARD) as connection:
+        async with cluster.at(shard=SHARD).connection() as connection:
             assert await connection.scalar(select(func.count()).select_from(Note)) == 3
         async with cluster.session(shard=0) as session:
             assert (await session.scalars(select(Note))).all() == []
@@ -108,12 +108,12 @@ def test_what_is_refused_is_refused_as_in_the_cluster(run: Callable[[Test], None
             with pytest.raises(BadArgument):
                 cluster.session(**wrong)
             with pytest.raises(BadArgument):
-                await cluster.run(AsyncSession.flush, **wrong)
+                await cluster.at(**wrong).run(AsyncSession.flush)
         for shard, count in ((4, 1), (0, 0), (0, 4194305), (True, 1)):
             with pytest.raises(BadArgument):
-                await cluster.reserve(shard, count)
+                await cluster.at(shard=shard).reserve(count)
         with pytest.raises(BadArgument):
-            cluster.connection(-1)
+            cluster.at(shard=-1).connection()
 
     run(test)
 
@@ -217,9 +217,9 @@ def test_every_way_to_draw_says_that_the_shard_is_stopped(
                 await session.rollback()
                 assert (await session.scalars(select(Note))).all() == [], way
         with pytest.raises(kind):
-            await cluster.reserve(SHARD, 5)
+            await cluster.at(shard=SHARD).reserve(5)
         with pytest.raises(kind):
-            await cluster.run(lambda session: flush(session, 1), shard=SHARD, patience_s=0)
+            await cluster.at(shard=SHARD).run(lambda session: flush(session, 1), patience_s=0)
 
     draw_at_commit(nodes["a"])
     moves_by_hand.fence(nodes["catalog"], SHARD, moved_to)
@@ -243,12 +243,12 @@ class Write:
 
 def test_run_goes_to_the_new_node(run: Callable[[Test], None], nodes: dict[str, URL]) -> None:
     async def test(cluster: AsyncCluster) -> None:
-        before = await cluster.run(Write("before"), shard=SHARD)
+        before = await cluster.at(shard=SHARD).run(Write("before"))
         with pytest.raises(IntegrityError):
-            await cluster.run(Write("before"), shard=SHARD)
+            await cluster.at(shard=SHARD).run(Write("before"))
         await asyncio.to_thread(moves_by_hand.move_shard, nodes["catalog"], SHARD, "b", Base.metadata)
         write = Write("after")
-        after = await cluster.run(write, id=before.id)
+        after = await cluster.at(id=before.id).run(write)
         assert (write.calls, after.words) == (2, "after")
         assert after.id > before.id
         assert cluster.node_of(SHARD).name == "b"
@@ -265,9 +265,9 @@ def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> Non
         moves_by_hand.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
         async with await AsyncCluster.connect(nodes["catalog"], listen=listen) as cluster:
             with pytest.raises(ShardMoved, match=r"the catalog has not shown that for 0\.1 s"):
-                await cluster.run(Write("too early"), shard=SHARD, patience_s=0.1)
+                await cluster.at(shard=SHARD).run(Write("too early"), patience_s=0.1)
             write = Write("in the end")
-            writing = asyncio.create_task(cluster.run(write, shard=SHARD))
+            writing = asyncio.create_task(cluster.at(shard=SHARD).run(write))
             await asyncio.sleep(0.5)
             await asyncio.to_thread(moves_by_hand.place, nodes["catalog"], SHARD, "b")
             await writing
@@ -282,9 +282,9 @@ def test_run_finds_a_shard_that_was_made_meanwhile(
 ) -> None:
     async def test(cluster: AsyncCluster) -> None:
         with pytest.raises(UnknownShard):
-            await cluster.run(Write("too early"), shard=0)
+            await cluster.at(shard=0).run(Write("too early"))
         direct.execute("insert into shardids_catalog.placement values (0, 'a', 'active')")
-        await cluster.run(Write("in time"), shard=0)
+        await cluster.at(shard=0).run(Write("in time"))
 
     with connected(nodes["catalog"]) as direct:
         direct.execute("delete from shardids_catalog.placement where shard = 0")
@@ -305,7 +305,7 @@ def test_run_does_not_repeat_what_may_be_committed(
 
     async def test(cluster: AsyncCluster) -> None:
         with pytest.raises(CommitUncertain):
-            await cluster.run(lose, shard=SHARD)
+            await cluster.at(shard=SHARD).run(lose)
         assert len(calls) == 1
 
     run(test)
@@ -328,7 +328,7 @@ def test_the_event_loop_goes_on_while_the_catalog_is_slow(
     async def test(cluster: AsyncCluster) -> None:
         with psycopg.connect(dsn(nodes["catalog"])) as blocking:
             blocking.execute("lock table shardids_catalog.cluster in access exclusive mode")
-            failing = asyncio.create_task(cluster.run(Write("refused"), shard=SHARD))
+            failing = asyncio.create_task(cluster.at(shard=SHARD).run(Write("refused")))
             longest_s = await longest_pause_s(0.5)
             assert not failing.done()
             blocking.rollback()

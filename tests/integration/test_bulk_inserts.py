@@ -185,7 +185,7 @@ def home(databases: BlankDatabases) -> Iterator[URL]:
 def make_home(url: URL) -> None:
     """A cluster of 8 shards on one node; shard 5 has the tables."""
     found_cluster(url, {"a": url}, 8)
-    with Cluster.connect(url) as cluster, cluster.shard_engine(SHARD).begin() as connection:
+    with Cluster.connect(url) as cluster, cluster.at(shard=SHARD).engine.begin() as connection:
         Base.metadata.create_all(connection)
 
 
@@ -317,7 +317,7 @@ def test_objects_of_one_table_that_refer_to_each_other(cluster: Cluster, session
 
 
 def test_given_and_drawn_keys_in_one_flush(cluster: Cluster, session: Session) -> None:
-    block = cluster.reserve(SHARD, 1000)
+    block = cluster.at(shard=SHARD).reserve(1000)
     given = [Plain(id=one, word=f"given {one}") for one in block]
     drawn = [Plain(word=word) for word in words(1000)]
     with statements(session) as sent:
@@ -419,7 +419,7 @@ def test_sessions_side_by_side(cluster: Cluster) -> None:
     def write(_number: int) -> None:
         with cluster.session(shard=SHARD) as session:
             for _ in range(5):
-                cluster.reserve(SHARD, 100)
+                cluster.at(shard=SHARD).reserve(100)
                 objects = [Plain(word=word) for word in words(MANY)]
                 session.add_all(objects)
                 session.flush()
@@ -432,7 +432,7 @@ def test_sessions_side_by_side(cluster: Cluster) -> None:
 
 def test_a_fenced_shard_writes_nothing(cluster: Cluster, session: Session) -> None:
     session.add_all([Plain(word=word) for word in words(100)])
-    with cluster.connection(SHARD) as connection:
+    with cluster.at(shard=SHARD).connection() as connection:
         connection.execute(text("select shardids.fence(5)"))
         connection.commit()
         with pytest.raises(ShardFenced, match="shard 5"):
@@ -495,7 +495,7 @@ def test_the_schema_holds_no_sequence_of_the_models(cluster: Cluster, session: S
         text("select relname from pg_class where relkind = 'S' and relnamespace = 'shard_0005'::regnamespace")
     )
     assert sorted(found) == ["id_counter", "id_offset"]
-    with cluster.shard_engine(6).begin() as connection:
+    with cluster.at(shard=6).engine.begin() as connection:
         Base.metadata.create_all(connection)
         Base.metadata.drop_all(connection)
         assert connection.scalar(text("select shard_0006.next_id()")) > 0
@@ -510,7 +510,7 @@ def test_copies_of_the_metadata_insert_in_batches_too(cluster: Cluster) -> None:
         EVENTS.to_metadata(MetaData(), name="renamed"),
         pickled.tables["plain"],
     ):
-        with cluster.shard_engine(7).connect() as connection:
+        with cluster.at(shard=7).engine.connect() as connection:
             table.create(connection)
             ordered = table.insert().returning(table.c.word, sort_by_parameter_order=True)
             with statements(connection) as sent:

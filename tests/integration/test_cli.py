@@ -19,15 +19,15 @@ from sqlalchemy.engine import URL
 
 import shardids
 from shardids import Layout
-from shardids.catalog.notation import parse_shards
-from shardids.catalog.sqlfiles import data_folder
 from shardids.catalog.topology import Node
-from shardids.catalog.urls import parse_url
 from shardids.cli import app
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT
 from shardids.ids.text import to_text
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.notation import parse_shards
+from shardids.pg.sqlfiles import data_folder
+from shardids.pg.urls import parse_url
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
 from tests.support.clusters import COMMAND, catalog_at, command, connected, environment, everything
 
@@ -306,10 +306,10 @@ def test_what_there_is(run: Run, home: str) -> None:
     assert of_node == [one for one in shards if one["node"] == "a"]
     assert len(of_node) == 4
     heads = run("shard", "list", *at).out.splitlines()[0].split()
-    assert heads == ["shard", "node", "region", "schema", "state"]
-    (facts,) = run("shard", "show", "5", "--json", *at).json
+    assert heads == ["shard", "node", "region", "schema", "state", "lease"]
+    (facts,) = run("shard", "list", "5", "--json", *at).json
     assert (facts["shard"], facts["schema"], facts["state"]) == (5, "shard_0005", "active")
-    shown = run("shard", "show", "5", *at).out
+    shown = run("shard", "list", "5", *at).out
     assert re.search(r"^\s*schema  shard_0005$", shown, re.M)
 
 
@@ -381,7 +381,7 @@ def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], bla
         (["shard", "create", "--node", "nonesuch"], 1, ['"nonesuch"']),
         (["shard", "create", "0", "--node", "b"], 1, ['shard 0 is on node "a"']),
         (["shard", "list", "--node", "nonesuch"], 1, ['"nonesuch"', '"a", "b"']),
-        (["shard", "show", "8"], 2, ["Shards are numbered 0 to 7."]),
+        (["shard", "list", "8"], 2, ["Shards are numbered 0 to 7."]),
         (["grant", "no body"], 1, ['no role "no body"']),
         (["grant", "[bold]x[/]"], 1, ['no role "[bold]x[/]"']),
         (["grant", "anybody", "--shards", "8"], 2, ["'8'", "0 to 7"]),
@@ -408,7 +408,7 @@ def test_without_a_catalog(run: Run, blank_database: Blank, monkeypatch: pytest.
         ["node", "remove", "a"],
         ["shard", "create"],
         ["shard", "list"],
-        ["shard", "show", "1"],
+        ["shard", "list", "1"],
         ["grant", "anybody"],
         ["id", "next", "--shard", "1"],
     )
@@ -472,8 +472,8 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_3(run: Run, cluster_url: U
     head, what, to_do, place, command, summary = ill.out.splitlines()
     assert head == 'error shard-stopped  node "a", shards 1-2'
     assert what.startswith("  shards 1-2: fenced on the owner, node")
-    assert place == '  on node "a":'
-    assert command == "    select shardids.activate(shard) from unnest('{1,2}'::integer[]) shard;"
+    assert place == "  in a shell:"
+    assert command == "    shardids shard activate 1-2"
     assert summary.startswith("1 wrong: 2 checks of 2 nodes")
     ran = run("doctor", "--catalog", catalog, "--checks", "shard-stopped", "--json")
     assert ran.code == 3
@@ -491,7 +491,7 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_3(run: Run, cluster_url: U
         "severity": "error",
         "what": what.strip(),
         "to_do": to_do.removeprefix("  → "),
-        "commands": [{"where": "node", "text": command.strip(), "node": "a"}],
+        "commands": [{"where": "shell", "text": command.strip(), "node": "", "step": ""}],
         "nodes": ["a"],
         "shards": [1, 2],
         "thing": "",
@@ -552,7 +552,7 @@ def test_the_query_node_by_commands(run: Run, cluster_url: URL) -> None:
     assert run("query-node", "status", *at).err.startswith("No query node. To make one: ")
     dry = run("query-node", *words, "--dry-run")
     assert dry.code == 0
-    assert dry.err.startswith('Warning: table "words" is left out: nothing says whether each shard has rows')
+    assert dry.err.startswith('Warning: table "words" is left out: it is unknown whether each shard has')
     assert 'create view "shardids_query"."logs"' in dry.out
     assert str(cluster_url.password) not in dry.out
     assert everything(cluster_url) == before
@@ -585,17 +585,17 @@ def test_the_doctor_needs_a_catalog_and_names_of_checks(run: Run, home: str) -> 
 def test_the_sql_files(run: Run) -> None:
     folder = data_folder("sql")
     files = sorted(folder.glob("*/*.sql"))
-    listed = run("sql", "list")
+    listed = run("sql")
     assert (listed.code, listed.err) == (0, "")
     assert listed.out.splitlines() == [file.relative_to(folder).as_posix() for file in files]
     assert len(files) > 10
     for file in files:
         whole = file.relative_to(folder).as_posix()
         for name in (whole, whole.removesuffix(".sql")):
-            shown = run("sql", "show", name)
+            shown = run("sql", name)
             assert (shown.code, shown.out, shown.err) == (0, file.read_text("utf-8"), "")
     for name in ("nonesuch", "../pyproject.toml", "", "engine/engine.v2"):
-        refused(run("sql", "show", name), 2, repr(name), "engine/engine.v1.sql")
+        refused(run("sql", name), 2, repr(name), "engine/engine.v1.sql")
 
 
 # Help.
@@ -624,44 +624,17 @@ def test_the_commands_that_there_are() -> None:
             "shard create",
             "shard list",
         ),
-        *("shard show", "id decode", "id encode", "id range", "id next", "sql list", "sql show"),
+        *("id decode", "id encode", "id range", "id next", "sql", "transactions"),
         *("dev up", "dev status", "dev down", "query-node create", "query-node status"),
-        *("query-node refresh", "query-node drop", "query-node grant"),
+        *("query-node refresh", "query-node drop"),
     }
 
 
 READING = {
-    "validate-config",
-    *(
-        "compare",
-        "counter changes",
-        "counter show",
-        "doctor",
-        "metrics serve",
-        "metrics alerts",
-        "metrics dashboard",
-        "console",
-        "shard show",
-        "region show",
-        "id decode",
-        "id encode",
-        "id range",
-        "id next",
-        "id stats",
-        "plan",
-        "sql show",
-        "demo",
-    ),
-    *(
-        "adopt compare",
-        "migrate check",
-        "migrate sql",
-        "migrate lint",
-        "baseline multimaster plan",
-        "baseline multimaster verify",
-    ),
+    *("adopt compare", "compare", "console", "counter show", "demo", "doctor", "metrics", "migrate check"),
+    *("id decode", "id encode", "id next", "id range", "id stats", "plan", "sql"),
 }
-LISTING = {"list", "moves", "status", "history"}
+LISTING = {"list", "status", "transactions"}
 WRITING_FILES = {"migrate init", "migrate revision", "adopt plan"}
 
 
@@ -707,7 +680,7 @@ def test_the_version(run: Run) -> None:
 
 def test_numbers_that_no_command_takes(run: Run, home: str) -> None:
     refused(run("rebalance", "--margin", "-5", "--catalog", home), 2, "--margin")
-    refused(run("shard", "show", "9999", "--catalog", home), 2, "Shards are numbered 0 to 7.")
+    refused(run("shard", "list", "9999", "--catalog", home), 2, "Shards are numbered 0 to 7.")
 
 
 def test_a_picture_is_whole_in_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -731,7 +704,7 @@ def test_a_full_disk_and_a_folder_that_is_a_file_are_told_in_a_line(tmp_path: Pa
     assert "Not a directory" in ran.stderr
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
-            [sys.executable, "-c", COMMAND, "sql", "list"], stdout=full, stderr=subprocess.PIPE, check=False
+            [sys.executable, "-c", COMMAND, "sql"], stdout=full, stderr=subprocess.PIPE, check=False
         )
     assert ended.returncode == 1
     assert b"Traceback" not in ended.stderr

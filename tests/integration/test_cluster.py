@@ -30,7 +30,7 @@ from shardids.errors import (
     UnsupportedKey,
 )
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
+from shardids.migrate.install import provision
 from tests.conftest import BlankDatabases, MakeDatabase, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, sessions
 from tests.support.waiting import wait_for
@@ -69,7 +69,7 @@ def shared(home: URL) -> Iterator[Cluster]:
 
 def make_tables(cluster: Cluster) -> None:
     for shard in cluster.placement.node_of:
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             Base.metadata.create_all(connection)
 
 
@@ -119,7 +119,7 @@ def test_rows_lie_in_the_shard_of_their_session(shared: Cluster, home: URL) -> N
             assert session.get_one(Note, made).words == word
         with shared.session(shard=shard) as session:
             assert session.scalars(select(Note.words).where(Note.id == made)).one() == word
-        with shared.connection(shard) as connection:
+        with shared.at(shard=shard).connection() as connection:
             assert connection.scalars(select(Note.words).where(Note.id == made)).one() == word
         with connected(url_of(shared, home, shard)) as direct:
             found = direct.execute(f"select words from shard_{shard:04}.notes where id = %s", [made])
@@ -133,14 +133,14 @@ def test_rows_lie_in_the_shard_of_their_session(shared: Cluster, home: URL) -> N
 def test_a_shard_number_is_also_what_numpy_makes_of_it(shared: Cluster) -> None:
     import numpy
 
-    (made,) = shared.reserve(3, 1)
+    (made,) = shared.at(shard=3).reserve(1)
     assert shared.shard_of(numpy.int64(made)) == 3
     assert shared.node_of(numpy.int64(3)).name == "a"
 
 
 def test_a_session_takes_exactly_one_thing(shared: Cluster) -> None:
     for wanted in ({}, {"key": "a", "id": 1}, {"key": 1, "shard": 0}, {"id": 0, "shard": 0}, {"key": None}):
-        with pytest.raises(BadArgument, match="exactly one of key=, id=, shard= and lookup="):
+        with pytest.raises(BadArgument, match="exactly one of key=, id=, lookup= and shard="):
             shared.session(**wanted)
     for zero in ({"key": 0}, {"key": ""}, {"id": 0}, {"shard": 0}):
         with shared.session(**zero) as session:
@@ -165,11 +165,9 @@ def test_an_id_of_a_shard_beyond_the_clusters(shared: Cluster) -> None:
 
 @pytest.mark.parametrize("shard", [-1, 8, True, 1.0, "1"])
 def test_what_is_no_shard(shared: Cluster, shard: object) -> None:
-    for use in (shared.node_of, shared.shard_engine, shared.connection, lambda it: shared.session(shard=it)):
+    for use in (shared.node_of, lambda it: shared.at(shard=it), lambda it: shared.session(shard=it)):
         with pytest.raises(BadArgument, match="shard"):
             use(shard)
-    with pytest.raises(BadArgument, match="shard"):
-        shared.reserve(shard, 1)
 
 
 def test_a_shard_that_no_node_holds_yet(blank_database: Blank) -> None:
@@ -183,9 +181,9 @@ def test_a_shard_that_no_node_holds_yet(blank_database: Blank) -> None:
             provision.add_node(catalog, "a", dsn(url))
             provision.create_shards(catalog, [3])
             with pytest.raises(UnknownShard, match="shard 3"):
-                cluster.reserve(3, 1)
+                cluster.at(shard=3).reserve(1)
             assert cluster.refresh()
-            assert cluster.shard_of(cluster.reserve(3, 1)[0]) == 3
+            assert cluster.shard_of(cluster.at(shard=3).reserve(1)[0]) == 3
             with pytest.raises(UnknownShard, match="shard 4"):
                 cluster.session(shard=4)
 
@@ -206,7 +204,7 @@ def test_ids_that_turn_negative(blank_database: Blank) -> None:
 
 
 def test_a_block_is_a_sequence(shared: Cluster, home: URL) -> None:
-    block = shared.reserve(6, 5000)
+    block = shared.at(shard=6).reserve(5000)
     ids = list(block)
     assert isinstance(block, IdBlock)
     assert len(block) == len(ids) == len(set(ids)) == 5000
@@ -240,9 +238,9 @@ def test_a_block_is_a_sequence(shared: Cluster, home: URL) -> None:
 
 def test_blocks_and_single_ids_never_meet(shared: Cluster) -> None:
     seen: list[int] = []
-    with shared.connection(7) as connection:
+    with shared.at(shard=7).connection() as connection:
         for size in (1, 3, 1024, 7, 2000, 1):
-            seen += shared.reserve(7, size)
+            seen += shared.at(shard=7).reserve(size)
             seen += connection.scalars(text("select shard_0007.next_id() from generate_series(1, 50)"))
     assert len(set(seen)) == len(seen) == 3036 + 300
     assert {shared.shard_of(one) for one in seen} == {7}
@@ -251,7 +249,7 @@ def test_blocks_and_single_ids_never_meet(shared: Cluster) -> None:
 @pytest.mark.parametrize("count", [0, -1, 4194305, 1 << 31, 1 << 40, 1 << 70, True, 1.5, "5", None])
 def test_what_is_no_number_of_ids(shared: Cluster, count: object) -> None:
     with pytest.raises(BadArgument) as caught:
-        shared.reserve(0, count)
+        shared.at(shard=0).reserve(count)
     assert caught.value.message
 
 
@@ -270,16 +268,16 @@ def test_one_engine_and_one_pool_a_node(home: URL, admin: psycopg.Connection) ->
         engines = {id(cluster.engine(cluster.node_of(shard))) for shard in range(8)}
         assert len(engines) == 2
         pool = cluster.engine(cluster.node_of(0)).pool
-        assert all(cluster.shard_engine(shard).pool is pool for shard in range(4))
+        assert all(cluster.at(shard=shard).engine.pool is pool for shard in range(4))
         for shard in range(8):
             with cluster.session(shard=shard) as session:
                 assert session.scalars(select(Note).limit(1)).all() is not None
         counting = "select count(*) from pg_stat_activity where application_name = %s"
         assert admin.execute(counting, [tag]).fetchone() == (2,)
-        held = [cluster.connection(shard) for shard in (0, 1, 2)]
+        held = [cluster.at(shard=shard).connection() for shard in (0, 1, 2)]
         assert pool.checkedout() == 3
         with pytest.raises(Exception, match="QueuePool limit"):
-            cluster.connection(3)
+            cluster.at(shard=3).connection()
         for connection in held:
             connection.close()
         assert pool.checkedout() == 0
@@ -299,7 +297,7 @@ def test_no_session_setting_is_ever_sent(shared: Cluster) -> None:
             session.add(Note(words=f"quiet {shard}"))
             session.flush()
             session.scalars(select(Note)).all()
-        shared.reserve(shard, 2)
+        shared.at(shard=shard).reserve(2)
     told = "\n".join(sent).lower()
     assert "insert into shard_0005.notes" in told
     assert "search_path" not in told
@@ -310,7 +308,7 @@ def test_closing_leaves_no_connection(cluster_url: URL, admin: psycopg.Connectio
     cluster = Cluster.connect(cluster_url, listen=False)
     other = cluster_url.set(database=cluster.engine(cluster.node_of(7)).url.database)
     for shard in range(8):
-        cluster.reserve(shard, 1)
+        cluster.at(shard=shard).reserve(1)
     assert cluster.refresh()
     assert sessions(admin, cluster_url) == 2
     assert sessions(admin, other) == 1
@@ -336,7 +334,7 @@ def test_threads_share_a_cluster(shared: Cluster) -> None:
                 session.add(note)
                 session.flush()
                 made.append(note.id)
-            made += shared.reserve(turn, 10)
+            made += shared.at(shard=turn).reserve(10)
             assert shared.refresh()
         return made
 
@@ -366,7 +364,7 @@ def write_everywhere(cluster: Cluster, words: str) -> None:
     for shard in cluster.placement.node_of:
         with cluster.session(shard=shard) as session, session.begin():
             session.add(Note(words=words))
-        assert cluster.shard_of(cluster.reserve(shard, 1)[0]) == shard
+        assert cluster.shard_of(cluster.at(shard=shard).reserve(1)[0]) == shard
 
 
 def test_routing_goes_on_while_the_catalog_is_gone(
@@ -421,7 +419,7 @@ def test_a_refresh_finds_new_nodes_and_shards(blank_database: Blank) -> None:
             assert cluster.refresh() is True
             assert cluster.placement.version > first.version
             assert cluster.placement.node_of == {0: "a", 1: "a", 2: "b", 3: "b"}
-            assert cluster.shard_of(cluster.reserve(3, 1)[0]) == 3
+            assert cluster.shard_of(cluster.at(shard=3).reserve(1)[0]) == 3
 
 
 def test_a_node_that_is_down_is_named(cluster: Cluster, cluster_url: URL) -> None:
@@ -433,7 +431,7 @@ def test_a_node_that_is_down_is_named(cluster: Cluster, cluster_url: URL) -> Non
     with cluster.session(shard=7) as session, pytest.raises(ConnectionFailed, match='node "c"') as caught:
         session.scalars(select(Note)).all()
     assert "hidden-word" not in str(caught.value)
-    assert cluster.shard_of(cluster.reserve(6, 1)[0]) == 6
+    assert cluster.shard_of(cluster.at(shard=6).reserve(1)[0]) == 6
 
 
 def test_a_session_that_the_server_ended(shared: Cluster, home: URL, admin: psycopg.Connection) -> None:
@@ -500,7 +498,7 @@ def test_a_shard_that_issues_no_ids(
         session.rollback()
         assert session.scalars(select(Note.words)).all() == ["before"]
         with pytest.raises(kind):
-            cluster.reserve(2, 1)
+            cluster.at(shard=2).reserve(1)
         with connected(cluster_url) as direct:
             direct.execute("select shardids.activate(2)")
         session.add(Note(words="after"))
@@ -528,7 +526,7 @@ def test_every_error_of_a_cluster_is_caught_by_its_root(shared: Cluster) -> None
         lambda: shared.session(shard=99),
         lambda: shared.shard_of(-1),
         lambda: shared.shard_for(1.5),
-        lambda: shared.reserve(0, 0),
+        lambda: shared.at(shard=0).reserve(0),
     ):
         with pytest.raises(ShardidsError) as caught:
             wrong()

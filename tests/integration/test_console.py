@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +16,13 @@ from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 
-from shardids.catalog import clock
-from shardids.console.databases import Databases
-from shardids.console.history import History
-from shardids.console.rows_of_ids import look
-from shardids.console.slow_facts import SlowFacts, SlowReader
-from shardids.console.unusual import Unusual
-from shardids.console.watching import SHARDS_A_SECOND, Watcher
 from shardids.errors import ClusterConflict, UnsupportedServer
 from shardids.ids.layout import DEFAULT, Layout
+from shardids.pg import clock
+from shardids.watch.console.databases import Databases, SlowFacts, SlowReader
+from shardids.watch.console.inspector import look
+from shardids.watch.console.unusual import Unusual
+from shardids.watch.console.watching import SHARDS_A_SECOND, History, Watcher
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.consoles import browsing, told
@@ -79,7 +76,8 @@ def test_the_cluster_and_its_nodes(cluster: tuple[URL, URL], client: TestClient)
     assert found["catalog"]["up"]
     assert found["catalog"]["dbname"] == cluster[0].database
     assert not found["actions"]
-    assert found["unusual"] == {"looked_s": None, "found": []}
+    assert found["todo"]["looked_s"] is None
+    assert found["todo"]["entries"] == []
     assert [node["name"] for node in told(client, "/api/nodes")] == ["a", "b"]
     for node in told(client, "/api/nodes"):
         assert node["up"]
@@ -319,16 +317,6 @@ def test_an_id_was_born_where_its_tick_was_drawn(cluster: tuple[URL, URL], clien
             connection.execute("delete from shardids_catalog.move")
     assert [one["born_on"] for one in found] == ["b", "a"]
     assert [one["origin_differs"] for one in found] == [True, False]
-
-
-def test_a_report_is_shown_where_there_is_one(cluster: tuple[URL, URL], tmp_path: Path) -> None:
-    report = tmp_path / "report.html"
-    with browsing(cluster[0], report=report) as client:
-        assert client.get("/api/report").status_code == 404
-        report.write_text("<script>1</script>", "utf-8")
-        answer = client.get("/api/report")
-        assert answer.text == "<script>1</script>"
-        assert answer.headers["content-security-policy"].startswith("sandbox allow-scripts;")
 
 
 def test_all_viewers_share_one_reading(cluster: tuple[URL, URL]) -> None:

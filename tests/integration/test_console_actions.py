@@ -13,8 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from shardids import mover
-from shardids.console import acting
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
+from shardids.watch.console import acting
 from tests.support.clusters import COMMAND, environment
 from tests.support.consoles import ACTION, asked, browsing, ended_job, get, post, process, takes_writes, told
 from tests.support.lengths import long

@@ -25,21 +25,20 @@ import pytest
 from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
-from shardids.catalog.locks import AdvisoryLock
-from shardids.console import watching
-from shardids.console.databases import ANSWER_S
-from shardids.console.events import MOST_STREAMS
-from shardids.console.figures import rates
-from shardids.console.guard import Access
-from shardids.console.history import rate_of
-from shardids.console.prometheus import STEP_S, Prometheus
-from shardids.console.watching import Watcher
-from shardids.dev import devcluster
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
-from shardids.metrics.rates import INTERVAL_S
-from shardids.serving.server import MOST_CONNECTIONS, REQUEST_S
+from shardids.migrate.install import provision
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.locks import AdvisoryLock
+from shardids.testing import devcluster
+from shardids.watch.console import watching
+from shardids.watch.console.answers import MOST_STREAMS
+from shardids.watch.console.databases import ANSWER_S
+from shardids.watch.console.figures import rates
+from shardids.watch.console.guard import Access
+from shardids.watch.console.prometheus import STEP_S, Prometheus
+from shardids.watch.console.watching import Watcher, rate_of
+from shardids.watch.facts.reading import INTERVAL_S
+from shardids.watch.serving import MOST_CONNECTIONS, REQUEST_S
 from tests.support.clusters import catalog_at, sessions
 from tests.support.consoles import TOKEN, browsing, ended, get, process, told
 from tests.support.series import served
@@ -56,7 +55,7 @@ PAGES = ("cluster", "nodes", "rates", "map", "shards/0", "shards/5", "moves", "m
 def servers() -> Iterator[list[EmbeddedServer]]:
     """Shards 0 to 2 on node a, with the catalog; 3 to 5 on node b."""
     with temporary_servers(2) as servers:
-        devcluster.found(servers, SHARDS)
+        devcluster.create_cluster(servers, SHARDS)
         yield servers
 
 
@@ -449,7 +448,7 @@ def test_streams_are_closed_before_requests(tmp_path: Path) -> None:
     (file := tmp_path / "token").write_text(TOKEN)
     stream = f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
     wrong = "GET /api/job HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer x\r\n"
-    slow = "from shardids.console.attempts import Attempts; Attempts.__init__.__kwdefaults__['wait_s'] = 5"
+    slow = "from shardids.watch.console.guard import Attempts; Attempts.__init__.__kwdefaults__['wait_s'] = 5"
     with (
         process(NOBODY, "--token-file", str(file), before=slow) as (_, address),
         ExitStack() as kept,
@@ -465,9 +464,8 @@ def test_streams_are_closed_before_requests(tmp_path: Path) -> None:
         waiting = []
         for network in networks:
             waiting.append(kept.enter_context(sent(address, f"{wrong}X-Forwarded-For: {network}\r\n\r\n")))
-            time.sleep(
-                0.003
-            )  # the system keeps 32 until they are accepted, and lets others wait for a second
+            # The system keeps 32 until they are accepted; one that is not read yet counts as idle.
+            time.sleep(0.02)
         # One that a busy machine has accepted and not read yet is the oldest idle one, and closed.
         statuses = Counter(map(status_on, waiting))
         assert statuses[0] < 10, statuses

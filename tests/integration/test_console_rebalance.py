@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardids import mover
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
 from tests.support.clusters import COMMAND, environment
 from tests.support.consoles import asked, browsing, ended_job, get, post, process, takes_writes
 from tests.support.lengths import long

@@ -86,7 +86,7 @@ loose = Table(
 def filled(cluster: Cluster) -> Cluster:
     """The cluster, with the tables in every shard."""
     for shard in range(cluster.shard_count):
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             Base.metadata.create_all(connection, checkfirst=False)
             loose.metadata.create_all(connection, checkfirst=False)
     return cluster
@@ -96,7 +96,7 @@ def everything(cluster: Cluster, table: Any) -> dict[int, list[Any]]:
     """All rows of a table, by shard and in the order of their IDs; without empty shards."""
     found = {}
     for shard in range(cluster.shard_count):
-        with cluster.shard_engine(shard).connect() as connection:
+        with cluster.at(shard=shard).engine.connect() as connection:
             rows = connection.execute(select(table).order_by(table.c.id)).all()
             if rows:
                 found[shard] = [tuple(row) for row in rows]
@@ -240,12 +240,12 @@ def test_values_are_stored_as_an_insert_stores_them(cluster: Cluster) -> None:
         Table(name, metadata, primary_key_column("id"), *(Column(c, type_) for c, type_ in TYPES.items()))
         for name in ("copied", "inserted")
     )
-    with cluster.shard_engine(5).begin() as connection:
+    with cluster.at(shard=5).engine.begin() as connection:
         metadata.create_all(connection)
         for values in VALUES:
             connection.execute(insert(inserted).values(values))
     assert cluster.copy(copied, VALUES, shard=5).by_shard == {5: 2}
-    with cluster.shard_engine(5).connect() as connection:
+    with cluster.at(shard=5).engine.connect() as connection:
         columns = ", ".join(f"{name}::text" for name in TYPES)
         texts = [
             connection.execute(text(f"select {columns} from shard_0005.{table} order by id")).all()
@@ -329,7 +329,7 @@ def test_a_row_that_can_not_be_copied_is_named(
 
 
 def test_ids_that_are_given_stay_in_their_shards(filled: Cluster) -> None:
-    ids = [id_ for shard in range(8) for id_ in filled.reserve(shard, 3)]
+    ids = [id_ for shard in range(8) for id_ in filled.at(shard=shard).reserve(3)]
     assert filled.copy(loose, []).rows == 0
     with pytest.raises(CopyFailed, match="row 4: a row of loose would belong to two shards"):
         filled.copy(loose, ({"id": id_, "owner": "x"} for id_ in ids), shard=0)
@@ -387,11 +387,11 @@ def test_only_so_many_rows_are_in_memory(filled: Cluster) -> None:
 def test_a_shard_that_moves_meanwhile_gets_each_row_once(blank_database: Callable[[], URL]) -> None:
     nodes = two_nodes(blank_database)
     with Cluster.connect(nodes["catalog"], listen=False) as cluster:
-        with cluster.shard_engine(SHARD).begin() as connection:
+        with cluster.at(shard=SHARD).engine.begin() as connection:
             loose.metadata.create_all(connection)
 
         def there() -> list[int]:
-            with cluster.shard_engine(SHARD).connect() as connection:
+            with cluster.at(shard=SHARD).engine.connect() as connection:
                 return list(connection.scalars(select(loose.c.number).order_by(loose.c.id)))
 
         def rows() -> Iterator[tuple[int]]:
@@ -484,7 +484,7 @@ def test_a_cancelled_copy_ends_and_leaves_whole_blocks(filled: Cluster, cluster_
 
 def test_a_role_that_may_only_insert_can_copy(filled: Cluster, cluster_url: URL, make_role: Any) -> None:
     from shardids.catalog.rows import Catalog
-    from shardids.install import provision
+    from shardids.migrate.install import provision
 
     role = make_role()
     catalog = Catalog(cluster_url)

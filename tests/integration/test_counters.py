@@ -505,7 +505,7 @@ def test_a_role_that_may_draw_ids_may_draw_numbers_and_nothing_else(
 ) -> None:
     role = make_role("app")
     steps: list[Callable[[], object]] = [
-        lambda: db.execute("select shardids.grant_usage(5, %s)", [role.username]),
+        lambda: db.execute("select shardids.grant_usage(array[5], %s)", [role.username]),
         lambda: define(db),
     ]
     for step in steps if granted == "before" else reversed(steps):
@@ -521,6 +521,6 @@ def test_a_role_that_may_draw_ids_may_draw_numbers_and_nothing_else(
         ):
             with refused("42501"):
                 app.execute(statement.encode())
-        db.execute("select shardids.revoke_usage(5, %s)", [role.username])
+        db.execute("select shardids.revoke_usage(array[5], %s)", [role.username])
         with refused("42501"):
             draw(app)

@@ -67,7 +67,7 @@ CORE = Table(
 
 def create_all(cluster: Cluster) -> None:
     for shard in range(cluster.shard_count):
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             Base.metadata.create_all(connection)
             Base.metadata.create_all(connection)
 
@@ -201,7 +201,7 @@ def test_autogenerate_writes_the_numbers_into_the_revision(cluster: Cluster) -> 
 def test_a_copy_of_the_metadata_is_numbered_too(cluster: Cluster) -> None:
     metadata = MetaData()
     copy = CORE.to_metadata(metadata)
-    with cluster.shard_engine(2).begin() as connection:
+    with cluster.at(shard=2).engine.begin() as connection:
         metadata.create_all(connection)
         assert (
             connection.execute(insert(copy).values(shop="x").returning(copy.c.number)).scalar_one()
@@ -236,11 +236,13 @@ def test_counters_by_commands(run: Run, cluster_url: URL) -> None:  # noqa: F811
     assert "is 20; the highest so far is 7" in run(*set_to, "20", *by_hand).out
     refused(run(*set_to, "3", *by_hand), 2, "numbers 3 to 19", "--again")
     refused(run(*set_to, "3", *by_hand, "--again"), 2, "may come twice", "--yes")
-    assert "is 30; the highest so far is 19" in run("counter", "skip", "ann", "order", "10", *by_hand).out
-    refused(run("counter", "reset", "ann", "order", *by_hand), 2, "no terminal", "--yes")
-    assert "would be 1;" in run("counter", "reset", "ann", "order", *by_hand, "--dry-run").out
-    assert "is 1; the highest so far is 29" in run("counter", "reset", "ann", "order", *by_hand, "--yes").out
-    changes = run("counter", "changes", "--json", *at).json
+    assert "is 30; the highest so far is 19" in run(*set_to, "+10", *by_hand).out
+    refused(run(*set_to, "+10", *by_hand, "--again"), 2, "--again does not apply to +COUNT")
+    anew = (*set_to, "1", "--again", *by_hand)
+    refused(run(*anew), 2, "no terminal", "--yes")
+    assert "would be 1;" in run(*anew, "--dry-run").out
+    assert "is 1; the highest so far is 29" in run(*anew, "--yes").out
+    changes = run("counter", "show", "--changes", "--json", *at).json
     assert [(one["highest_before"], one["next_number"]) for one in changes] == [(7, 20), (19, 30), (29, 1)]
     assert changes[0]["period"] == "2026-11-01"
     zone = ("counter", "zone", "ann", "Asia/Tokyo", *at)
@@ -254,7 +256,7 @@ def test_counters_by_commands(run: Run, cluster_url: URL) -> None:  # noqa: F811
 
 def test_commands_on_counters_that_are_refused(run: Run, cluster_url: URL) -> None:  # noqa: F811
     at = ("--catalog", dsn(cluster_url))
-    refused(run("counter", "define", "x", "--per", "week", *at), 2, "per day, month, year or never")
+    refused(run("counter", "define", "x", "--per", "week", *at), 2, "--per", "never")
     refused(
         run("counter", "define", "x", "--per", "day", "--zone", "Nowhere", *at), 2, "no time zone 'Nowhere'"
     )
@@ -271,8 +273,10 @@ def test_commands_on_counters_that_are_refused(run: Run, cluster_url: URL) -> No
         "shard has no counters [shard 3",
         "define",
     )
-    refused(run("counter", "skip", "ann", "x", "5", "--period", "today", *why), 2, "'today' is not a day")
+    refused(run("counter", "set", "ann", "x", "+5", "--period", "today", *why), 2, "'today' is not a day")
     assert run("counter", "define", "x", "--per", "never", *at).code == 0
     assert "is 5" in run("counter", "set", "ann", "x", "5", "--shard", "3", *why).out
     refused(run("counter", "define", "x", "--per", "day", *at), 2, "numbers of kind 'x' are defined already")
+    refused(run("counter", "set", "ann", "x", "few", *why), 2, "'few' is not a number")
+    refused(run("counter", "show", "--changes", "--all", *at), 2, "--all does not apply to --changes")
     refused(run("counter", "zone", "ann", "Nowhere", *at), 2, "no time zone")

@@ -16,10 +16,10 @@ import psycopg
 import pytest
 
 from shardids import Cluster
-from shardids.dev import devcluster
-from shardids.dev.embedded import EmbeddedServer
-from shardids.dev.embedded.home import free_port
 from shardids.errors import BadArgument, ClusterConflict
+from shardids.pg.embedded import EmbeddedServer
+from shardids.pg.embedded.data import free_port
+from shardids.testing import devcluster
 from tests.support.clusters import command_here, environment, processes_in
 from tests.support.waiting import wait_for
 
@@ -81,7 +81,7 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     back = devcluster.up(home, 2, 4)
     assert back["a"].url() == catalog
     with Cluster.connect(catalog) as cluster:
-        (later,) = cluster.reserve(3, 1)
+        (later,) = cluster.at(shard=3).reserve(1)
         assert later > max(first)
         assert cluster.shard_of(later) == 3
 
@@ -204,7 +204,7 @@ def test_the_demo_proves_what_it_says(folder: Path) -> None:
 INTERRUPTED = """
 import os
 from shardids.cli import app
-from shardids.dev.demo import Demo
+from shardids.testing.demo import Demo
 
 def interrupted_provision(self):
     os.kill(os.getpid(), {signum:d})

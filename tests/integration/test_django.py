@@ -14,7 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 from sqlalchemy.engine import URL, make_url
 
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
 from tests.conftest import dsn
 from tests.support.client_programs import Dumper
 from tests.support.clusters import environment
@@ -144,6 +144,12 @@ def nodes() -> Iterator[TwoNodes]:
 def test_moves_and_losses(nodes: TwoNodes, scene: str, more: dict[str, str]) -> None:
     url = make_url(nodes.catalog_url)
     run(url, scene, module="moving_scenes", before="scenes.make_tables()", **more)
+
+
+def test_a_dead_node_is_refused_at_once(nodes: TwoNodes) -> None:
+    url = make_url(nodes.catalog_url)
+    before = "scenes.make_tables()"
+    run(url, "a_dead_node_is_refused_at_once", module="moving_scenes", before=before)
 
 
 def manage(url: URL, *words: str) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 import shardids
-from shardids.dev.embedded import (
+from shardids.errors import BadArgument, ServerStartFailed
+from shardids.pg.embedded import (
     EmbeddedServer,
     binaries,
     find_binaries,
@@ -34,9 +35,8 @@ from shardids.dev.embedded import (
     temporary_server,
     temporary_servers,
 )
-from shardids.dev.embedded import home as homes
-from shardids.dev.embedded.watchdog import command_line
-from shardids.errors import BadArgument, ServerStartFailed
+from shardids.pg.embedded import data as homes
+from shardids.pg.embedded.watchdog import command_line
 from tests.support.lengths import sampled
 
 PACKAGE = Path(shardids.__file__).parent
@@ -250,7 +250,7 @@ def detached_home() -> Iterator[Path]:
         home = folder / "home"
         script = f"""
 from pathlib import Path
-from shardids.dev.embedded import EmbeddedServer
+from shardids.pg.embedded import EmbeddedServer
 EmbeddedServer.create(Path({str(home)!r})).start(attached=False)
 """
         with owner_process(script, folder) as process:
@@ -336,7 +336,7 @@ def test_a_free_port_that_is_taken_meanwhile(open_folder: Path, monkeypatch: pyt
 
 OWNER = """
 import os, time
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
 with temporary_servers({count}) as servers:
     child = os.fork()
     if child:
@@ -367,7 +367,7 @@ def test_servers_end_with_their_owner(signum: signal.Signals, count: int, open_f
 
 @pytest.mark.long
 def test_owners_killed_at_any_moment_leave_nothing(open_folder: Path) -> None:
-    script = "from shardids.dev.embedded import temporary_server as t\nwith t(): input()"
+    script = "from shardids.pg.embedded import temporary_server as t\nwith t(): input()"
 
     def killed_after(delay_s: float) -> None:
         with owner_process(script, open_folder) as owner:
@@ -385,7 +385,7 @@ def test_a_durable_server_killed_in_the_making_can_be_made_again(open_folder: Pa
     home = open_folder / "home"
     script = f"""
 from pathlib import Path
-from shardids.dev.embedded import EmbeddedServer
+from shardids.pg.embedded import EmbeddedServer
 EmbeddedServer.create(Path({str(home)!r}))
 """
     with owner_process(script, open_folder) as owner:
@@ -473,12 +473,12 @@ def test_as_an_ordinary_user(open_folder: Path) -> None:
     python = python_for(account, open_folder) if account else sys.executable
     bindir = binaries.usable_binaries(find_binaries(), account, open_folder)
     code = open_folder / "shardids"
-    (code / "dev").mkdir(parents=True)
-    for package in (code, code / "dev"):
+    (code / "pg").mkdir(parents=True)
+    for package in (code, code / "pg"):
         (package / "__init__.py").touch()
     for module in ("errors.py", "logs.py"):
         shutil.copyfile(PACKAGE / module, code / module)
-    shutil.copytree(PACKAGE / "dev" / "embedded", code / "dev" / "embedded")
+    shutil.copytree(PACKAGE / "pg" / "embedded", code / "pg" / "embedded")
     subprocess.run(["chmod", "-R", "a+rX", str(code)], check=True)
     temporary = open_folder / "tmp"
     temporary.mkdir()
@@ -486,7 +486,7 @@ def test_as_an_ordinary_user(open_folder: Path) -> None:
         os.chown(temporary, account.uid, account.gid)
     script = """
 import os
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
 with temporary_server() as server:
     assert server.data_directory.stat().st_uid == os.geteuid() != 0
     assert server.directory.stat().st_mode & 0o77 == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine
 from shardids.client.routing.sent import STABLE, SYNTAX, Kind, kinds_on
+from shardids.pg.connections import open_engine
 
 
 def test_listed_functions_are_what_the_server_knows(server_url: URL) -> None:

@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids import Layout
-from shardids.catalog.connections import open_engine
-from shardids.catalog.urls import parse_url
 from shardids.errors import TooFarAhead
-from shardids.install import trees
+from shardids.migrate.install import trees
+from shardids.pg.connections import open_engine
+from shardids.pg.urls import parse_url
 from tests.conftest import dsn
 from tests.support.generator import (
     DEFAULT,
@@ -49,7 +49,7 @@ AFTER_SETVAL = r"\bsetval\([^;]*;"
 AFTER_COUNTER_READ = r"\bc1 := [^;]*;"
 STEP_MS = 16
 AFTER_NEXTVAL = r"\bnextval\(counter\)\)\s+then case when"
-at_the_clock_and_behind = pytest.mark.parametrize("function", ["shardids.next_id", "shardids.lagging_id"])
+at_the_clock_and_behind = pytest.mark.parametrize("function", ["shardids.current_id", "shardids.lagging_id"])
 NEXT = "select shard_0005.next_id()"
 
 
@@ -159,7 +159,7 @@ def test_a_reservation_shares_no_tick_with_draws_made_while_it_is_under_way(
 def prepare_draw(db: Db, function: str) -> None:
     """Brings the shard to where the next draw gets its ID from the function."""
     db.execute(NEXT)
-    if function == "shardids.next_id":
+    if function == "shardids.current_id":
         run_ahead(db, 5_000)
     else:
         time.sleep(0.1)
@@ -249,7 +249,7 @@ def test_a_column_default_is_inlined_to_the_engine_with_constants(db: Db) -> Non
     plan = db.execute("explain (verbose, costs off) insert into item (name) values ('x')").fetchall()
     text = "\n".join(line for (line,) in plan)
     assert (
-        "shardids.next_id(pg_sequence_last_value('shard_0005.id_offset'::regclass), "
+        "shardids.current_id(pg_sequence_last_value('shard_0005.id_offset'::regclass), "
         "'shard_0005.id_counter'::regclass, 'shard_0005.id_offset'::regclass, 5" in text
     )
     assert "shard_0005.next_id()" not in text

@@ -184,7 +184,7 @@ def home(databases: BlankDatabases) -> Iterator[URL]:
     found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 4)
     with Cluster.connect(urls[0]) as cluster:
         for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
     yield urls[0]
     for url in urls:
@@ -197,7 +197,7 @@ def cluster(home: URL) -> Iterator[Cluster]:
     with Cluster.connect(home) as cluster:
         yield cluster
         for shard in range(4):
-            with cluster.connection(shard) as connection, connection.begin():
+            with cluster.at(shard=shard).connection() as connection, connection.begin():
                 for table in reversed(Base.metadata.sorted_tables):
                     connection.execute(table.delete())
 
@@ -275,7 +275,7 @@ def test_get_one_raises_where_there_is_no_row(cluster: Cluster, cities: dict[str
         for name, id_ in cities.items():
             assert session.get_one(City, id_).name == name
         with pytest.raises(NoResultFound, match="No row was found when one was required"):
-            session.get_one(City, cluster.reserve(2, 1)[0])
+            session.get_one(City, cluster.at(shard=2).reserve(1)[0])
 
 
 def test_a_query_looks_in_the_shard_it_is_told(cluster: Cluster, cities: dict[str, int]) -> None:
@@ -347,7 +347,7 @@ def test_bind_arguments_name_the_shard(cluster: Cluster, cities: dict[str, int])
 def test_rows_are_in_the_shards_of_their_keys(cluster: Cluster, cities: dict[str, int]) -> None:
     """ShardTest.test_plain_db_lookup"""
     for shard in range(4):
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             found = {(row.id, row.name) for row in connection.execute(City.__table__.select())}
         names = [name_in(cluster, shard, number) for number in range(2)]
         assert found == {(cities[name], name) for name in names}
@@ -420,7 +420,7 @@ def test_a_bakery_serves_sessions_of_both_kinds(cluster: Cluster, cities: dict[s
     for _ in range(2):
         with cluster.sharded_session() as session:
             assert baked(session).get(cities[name]).name == name
-        with Session(cluster.shard_engine(2)) as plain:
+        with Session(cluster.at(shard=2).engine) as plain:
             assert baked(plain).get(cities[name]).name == name
 
 
@@ -575,7 +575,7 @@ def test_association_objects_are_written_with_both_their_ends(cluster: Cluster) 
     with cluster.sharded_session() as session:
         for shard in range(4):
             book = Book(title=name_in(cluster, shard))
-            book.authors.append(Author(id=cluster.reserve(shard, 1)[0]))
+            book.authors.append(Author(id=cluster.at(shard=shard).reserve(1)[0]))
             session.add(book)
         session.commit()
         for book in session.scalars(select(Book)):
@@ -591,7 +591,7 @@ def test_association_objects_are_written_by_their_keys(cluster: Cluster) -> None
     """UseAssocProxForM2MTest.test_update_many_to_many_sharded__save_junction_table_directly"""
     with cluster.sharded_session() as session:
         book = Book(title=name_in(cluster, 3))
-        author = Author(id=cluster.reserve(3, 1)[0])
+        author = Author(id=cluster.at(shard=3).reserve(1)[0])
         session.add_all([book, author])
         session.commit()
         session.add(Link(book_id=book.id, author_id=author.id))

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from shardids.dev.embedded import temporary_servers
 from shardids.migrate.status import unlike
+from shardids.pg.embedded import temporary_servers
 from tests.support.generator import DEFAULT, connect
 from tests.support.hostile import Names, plant, plant_words
 from tests.support.migrations import App
@@ -26,16 +26,16 @@ node add b --url {{b}}
 shard create
 node list
 shard list
-shard show 0
+shard list 0
 grant app
 migrate up one
-migrate sql one:two --out scripts
+migrate up one:two --sql --out scripts
 migrate up
 migrate down
 migrate up
 migrate status
-migrate history
-migrate lint
+migrate revision --list
+migrate check --lint
 migrate check --all
 migrate stamp one --shards 1
 migrate stamp two --shards 1
@@ -46,11 +46,11 @@ query-node status
 query-node create --on a --store-password
 query-node status
 shard move 0 --to b --verify
-shard moves
+shard move --list
 shard purge all --yes
 shard move 3 --to a --offline
-rebalance --plan
-node drain a --dry-run
+rebalance --dry-run
+rebalance --drain a --dry-run
 query-node refresh
 query-node drop
 """
@@ -58,13 +58,13 @@ POOLED = """
 node list
 shard create
 shard list
-shard show 0
-shard moves
+shard list 0
+shard move --list
 grant app
 upgrade
 doctor
 query-node status
-rebalance --plan
+rebalance --dry-run
 """
 KNOWN = {
     # Alembic's bookkeeping in its version table runs with the shard's schema on the path, as revisions do.
@@ -157,7 +157,7 @@ def test_no_command_runs_them(
     hits, ran_into = Hits(nodes), []
     for words in COMMANDS.format(b=nodes.servers["b"].url()).strip().splitlines():
         ran = app.command(*words.split())
-        expected = (0, 3) if words.startswith(("doctor", "migrate lint")) else (0,)
+        expected = (0, 3) if words.startswith(("doctor", "migrate check --lint")) else (0,)
         if ran.code not in expected and not (words.startswith("migrate check") and REFLECTION in ran.err):
             ran_into.append(f"{words}: {ran}")
         ran_into += [f"{words}: {hit}" for hit in hits.new() if not is_known(words, hit)]
@@ -235,7 +235,7 @@ def test_no_function_runs_them(nodes: TwoNodes, path: str) -> None:
         ahead = DEFAULT.min_id(datetime.now(UTC) + timedelta(minutes=5))
         statements += [
             # What a draw does when the usual path does not do.
-            "select shardids.next_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1)",
+            "select shardids.current_id(null, 'shard_0001.id_counter', 'shard_0001.id_offset', 1)",
             "select shardids.lagging_id('shard_0001.id_counter', 'shard_0001.id_offset', 1)",
             "select shard_0001.next_ids(5000)",
             "select shardids.reserve(1, 5)",
@@ -277,7 +277,7 @@ def test_functions_that_are_parsed_when_they_run_set_a_safe_search_path(
     # Draws go through them, and a setting would slow each. Every name in them has a schema.
     assert sorted(name for (name,) in unsafe) == [
         "shardids.catch_up(bigint,regclass,regclass,integer)",
+        "shardids.current_id(bigint,regclass,regclass,integer)",
         "shardids.lagging_id(regclass,regclass,integer)",
-        "shardids.next_id(bigint,regclass,regclass,integer)",
         "shardids.reserve(integer,integer)",
     ]

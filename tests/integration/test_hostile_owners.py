@@ -12,25 +12,26 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import doctor, lookups
-from shardids.adopt.planning import make_plan
+from shardids.adopt.plan.planning import make_plan
 from shardids.catalog.nodes import administrative_engine
-from shardids.catalog.reader import (
+from shardids.catalog.rows import Catalog
+from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege
+from shardids.migrate.plan import Position
+from shardids.migrate.status import read_node
+from shardids.pg.embedded import temporary_server
+from shardids.pg.reader import (
     Refused,
     install_reader,
     reading_as_reader,
     remove_reader,
     require_no_code_of_others,
 )
-from shardids.catalog.rows import Catalog
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import temporary_server
-from shardids.doctor.contents import OF_ROWS
-from shardids.doctor.samples import ShardingKey
-from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege
-from shardids.metrics.asking import Asker
-from shardids.migrate.plan import Position
-from shardids.migrate.status import read_node
+from shardids.pg.urls import parse_url
+from shardids.tables import lookups
+from shardids.watch import doctor
+from shardids.watch.doctor.contents import OF_ROWS
+from shardids.watch.facts.reading import Asker
+from shardids.watch.facts.rows import ShardingKey
 from tests.conftest import BlankDatabases, MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.consoles import browsing, told
@@ -79,7 +80,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
                 "create role mallory login password 'm'",
                 "grant create on database postgres to mallory",
                 "grant create, usage on schema shard_0000, shard_0001 to mallory",
-                "select shardids.grant_usage(0, 'mallory')",
+                "select shardids.grant_usage(array[0], 'mallory')",
                 "create table shard_0000.notes"
                 " (id bigint primary key default shard_0000.next_id(), word text)",
             ):

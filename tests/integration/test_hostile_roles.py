@@ -12,11 +12,11 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
-from shardids.catalog.connections import open_engine
 from shardids.catalog.objects import read_objects
 from shardids.errors import BadArgument, MissingPrivilege
 from shardids.ids.layout import DEFAULT, Layout
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.connections import open_engine
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at
 from tests.support.generator import connect, refused, scalar

@@ -14,18 +14,20 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, doctor, lookups, views
-from shardids.adopt.barrier import drop_barrier, is_closed, make_barrier, reopen
-from shardids.adopt.relay import install
-from shardids.adopt.sides import Sides
-from shardids.catalog.connections import open_engine
+from shardids import Cluster
+from shardids.adopt.inplace.keys import change_key, status
+from shardids.adopt.run.barrier import drop_barrier, is_closed, make_barrier, reopen
+from shardids.adopt.run.relay import install
+from shardids.adopt.run.sides import Sides
 from shardids.catalog.lookups import claims_name
-from shardids.catalog.schemas import own_schema
 from shardids.errors import MissingPrivilege, ShardidsError
 from shardids.ids.layout import DEFAULT
-from shardids.inplace.keys import change_key, status
-from shardids.install import provision
-from shardids.load.marks import make_table, read_marks
+from shardids.migrate.install import provision
+from shardids.pg.connections import open_engine
+from shardids.pg.schemas import own_schema
+from shardids.tables import lookups, views
+from shardids.tables.load.sending import make_tables, read_marks
+from shardids.watch import doctor
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, objects
 from tests.support.waiting import wait_for
@@ -420,16 +422,16 @@ def test_a_load_does_not_count_in_a_table_of_another_role(hostile: Hostile) -> N
     )
     with Cluster.connect(hostile.a) as cluster:
         assert read_marks(cluster, "x", "y") == {}
-        with cluster.shard_engine(0).begin() as connection:
+        with cluster.at(shard=0).engine.begin() as connection:
             connection.execute(text("set local search_path = shard_0000, pg_catalog"))
             with pytest.raises(
                 psycopg.errors.InsufficientPrivilege,
                 match=r"shard_0000.shardids_load belongs to role .mallory",
             ):
-                make_table(connection, "shard_0000")
-        with cluster.shard_engine(1).begin() as connection:
-            make_table(connection, "shard_0001")
-            make_table(connection, "shard_0001")
+                make_tables(connection, ["shard_0000"])
+        with cluster.at(shard=1).engine.begin() as connection:
+            make_tables(connection, ["shard_0001"])
+            make_tables(connection, ["shard_0001"])
     assert not hostile.has_run()
 
 

@@ -9,10 +9,11 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, mover, references
-from shardids.catalog.connections import open_engine
+from shardids import Cluster, mover
 from shardids.catalog.topology import schema_name
-from shardids.dev.embedded import EmbeddedServer, temporary_server
+from shardids.pg.connections import open_engine
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.tables import references
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.clusters import command_here as command
@@ -49,7 +50,7 @@ def urls(server: EmbeddedServer) -> dict[str, URL]:
 def test_times_in_another_style_are_read(urls: dict[str, URL]) -> None:
     found_cluster(urls["a"], urls, 4)
     environment = {"SHARDIDS_CATALOG": dsn(urls["a"])}
-    for arguments in ("shard move 0 --to b", "shard moves", "shard list", "node list", "doctor --json"):
+    for arguments in ("shard move 0 --to b", "shard move --list", "shard list", "node list", "doctor --json"):
         done = command(*arguments.split(), **environment)
         assert done.returncode in (0, 3), done.stderr
     with Cluster.connect(dsn(urls["a"])) as cluster:

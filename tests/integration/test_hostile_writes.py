@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, mover, references
-from shardids.adopt import replication as adopting
-from shardids.adopt.sides import Side as AdoptSide
+from shardids import Cluster, mover
+from shardids.adopt.run import following as adopting
+from shardids.adopt.run.sides import Side as AdoptSide
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.rows import Catalog
-from shardids.catalog.sqlfiles import read_sql
-from shardids.catalog.trust import administers, untrusted
-from shardids.catalog.urls import parse_url
 from shardids.cli import app
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, CopyFailed, MissingPrivilege, MoveRefused
-from shardids.load import LoadSettings, load
+from shardids.pg.embedded import temporary_servers
+from shardids.pg.schemas import administers, untrusted
+from shardids.pg.sqlfiles import read_sql
+from shardids.pg.urls import parse_url
+from shardids.tables import references
+from shardids.tables.load import LoadSettings, load
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 from tests.support.planted_code import PLANTED, Recorded, owner_columns, plant, table_of
@@ -56,7 +57,7 @@ class Hostile:
             if owner is not None:
                 admin.execute(f"alter table {schema}.notes owner to {owner}".encode())
                 admin.execute(f"grant usage on schema {schema} to {owner}".encode())
-                admin.execute(f"select shardids.grant_usage({shard}, '{owner}')".encode())
+                admin.execute(f"select shardids.grant_usage(array[{shard}], '{owner}')".encode())
         return shard, schema
 
 
@@ -76,7 +77,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
             # A load reads the table's columns in the first shard.
             admin.execute(TABLE.replace("{s}", "shard_0000").encode())
             admin.execute("grant create, usage on schema shard_0000 to mallory")
-            admin.execute("select shardids.grant_usage(0, 'mallory')")
+            admin.execute("select shardids.grant_usage(array[0], 'mallory')")
         with connected(urls["a"].set(username="mallory", password=PASSWORD)) as mallory:
             plant(mallory, "mallory", folder / "ran", "shard_0000")
         recorded = tuple(Recorded(server.directory) for server in servers)

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import EmbeddedServer, temporary_server
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.pg.urls import parse_url
 from tests.conftest import MakeRole, dsn
 from tests.support.generator import (
     DEFAULT,

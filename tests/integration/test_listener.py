@@ -19,9 +19,9 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from shardids import Cluster
-from shardids.catalog.connections import open_engine
-from shardids.client.listener import PlacementListener
+from shardids.client.placement import PlacementListener
 from shardids.errors import ConnectionFailed
+from shardids.pg.connections import open_engine
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, environment, sessions
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -156,14 +156,14 @@ def test_it_starts_with_the_first_use_and_ends_with_close(
         assert threads() == []
         start(cluster, admin, url)
         for shard in range(4):
-            cluster.reserve(shard, 1)
+            cluster.at(shard=shard).reserve(1)
         assert len(threads()) == 1
         with soon(0.5):
             cluster.close()
         assert threads() == []
     wait_for(lambda: not sessions(admin, url), "no session is left")
     with Cluster.connect(url, listen=False) as deaf:
-        deaf.reserve(2, 1)
+        deaf.at(shard=2).reserve(1)
         place(url, "b")
         assert threads() == []
         assert deaf.node_of(2).name == "a"
@@ -217,7 +217,7 @@ def test_it_comes_back_with_the_catalog(
                     direct.execute("insert into shardids_catalog.node values (%s, %s)", [turn, dsn(node)])
                     direct.execute("update shardids_catalog.placement set node = %s where shard = 2", [turn])
                 time.sleep(0.5)
-                assert cluster.shard_of(cluster.reserve(2, 1)[0]) == 2
+                assert cluster.shard_of(cluster.at(shard=2).reserve(1)[0]) == 2
                 assert cluster.node_of(2).name != turn
             finally:
                 admin.execute(f"alter database {hidden} rename to {name}")
@@ -251,7 +251,7 @@ def test_close_does_not_wait_for_a_server_that_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         listener = PlacementListener(
-            URL.create("postgresql+psycopg", "ann", None, "127.0.0.1", port), told.tell
+            URL.create("postgresql+psycopg", "ann", None, "127.0.0.1", port), told.tell, told.tell
         )
         listener.start()
         connecting, _ = silent.accept()
@@ -315,7 +315,7 @@ def wait_for(node):
         time.sleep(0.001)
 
 def backend():
-    with cluster.connection(0) as connection:
+    with cluster.at(shard=0).connection() as connection:
         return connection.execute(text("select pg_backend_pid()")).scalar_one()
 
 def place(node):

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -21,11 +23,12 @@ import pytest
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, Text, text
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, doctor, primary_key_column
+from shardids import Cluster, primary_key_column
 from shardids.cli import app
 from shardids.client.copying.lanes import of_driver
 from shardids.errors import ClusterConflict
-from shardids.load.marks import Mark, advance, make_table, read_marks
+from shardids.tables.load.sending import Mark, Step, advance, make_tables, read_marks
+from shardids.watch import doctor
 from tests.conftest import dsn
 from tests.support.clusters import catalog_at, environment
 from tests.support.waiting import wait_for
@@ -48,7 +51,7 @@ KEY = ("--table", "things", "--key", "owner")
 def there(cluster: Cluster, cluster_url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The cluster, with the tables in every shard; commands find it."""
     for shard in range(cluster.shard_count):
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             metadata.create_all(connection, checkfirst=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("SHARDIDS_CATALOG", dsn(cluster_url))
@@ -101,7 +104,7 @@ def test_a_file_is_read_as_postgresql_reads_it(there: Cluster) -> None:
     content = (
         "\ufeffnumber,owner,note\r\n"
         '1,ann,\r\n2,bob,""\r\n3,"c, ""the"" d","two\nlines, and a \\N"\r\n'
-        '4,e"f,"g,\\.\r\n\r\n5,   ,NULL\r\n'
+        '4,"ef,g",\\.\r\n\r\n5,   ,NULL\r\n'
     )
     ran = loading(write("things.csv", content), *KEY)
     assert (ran.returncode, ran.stdout[:19]) == (0, "Loaded 5 rows into ")
@@ -148,6 +151,7 @@ def test_records_that_can_not_be_loaded_are_kept_with_their_reason(there: Cluste
         8: 'bob,8,"too",many',
         9: "ann,1",
         11: "cyd",
+        12: 'e"f",12',
         14: 'dan,"1\n4"',
     }
     lines = [bad.get(n, f"ann,{n}") for n in range(2, 16)]
@@ -164,11 +168,14 @@ def test_records_that_can_not_be_loaded_are_kept_with_their_reason(there: Cluste
         8: "extra data after last expected column",
         9: 'duplicate key value violates unique constraint "things_number_key"',
         11: 'missing data for column "number"',
+        12: "a quote stands within a field that does not begin with one",
         14: 'invalid input syntax for type integer: "1\n4"',
     }
-    assert sorted(row[2] for row in rows_of(there)) == [1, 4, 6, 7, 10, 12, 13, 15]
+    assert sorted(row[2] for row in rows_of(there)) == [1, 4, 6, 7, 10, 13, 15]
     again = json.loads(loading("things.csv", *KEY, "--json").stdout)
     assert (again["rows"], again["rejected"], dict(rejected())) == (0, len(bad), found)
+    # Rows that were rejected are not there.
+    assert again["already"] == 7
 
 
 def test_too_many_rejects_end_the_load_and_are_no_loss(there: Cluster) -> None:
@@ -184,7 +191,7 @@ def test_too_many_rejects_end_the_load_and_are_no_loss(there: Cluster) -> None:
 def test_rows_follow_those_that_they_refer_to(there: Cluster) -> None:
     there.copy(owners, ((f"owner {n}",) for n in range(20)), columns=("name",), key="name")
     ids = [id_ for _, id_ in rows_of(there, "id", "owners")]
-    strange = there.reserve(0, 1)[0]
+    strange = there.at(shard=0).reserve(1)[0]
     write("parts.csv", "owner_id\n" + "".join(f"{id_}\n" for id_ in (*ids, strange, 7)))
     ran = loading("parts.csv", "--table", "parts", "--json")
     assert (ran.returncode, json.loads(ran.stdout)["rows"]) == (1, 20)
@@ -280,6 +287,68 @@ def test_a_killed_load_goes_on_where_it_ended(
     assert sorted(line for line, _ in rejected()) == [n + 2 for n in range(count) if n % 500 == 0]
 
 
+def test_rows_are_committed_while_the_file_is_read(there: Cluster, admin: psycopg.Connection) -> None:
+    lines = ["owner,number\n", *(f"owner {n},{n}\n" for n in range(60_000))]
+    words = ["load", "-", "--format", "csv", "--name", "piped", *KEY, "--json"]
+    program = [sys.executable, "-c", "from shardids.cli import app; app()", *words]
+    with subprocess.Popen(program, env=environment(**os.environ), stdin=subprocess.PIPE) as process:
+        assert process.stdin
+        process.stdin.write("".join(lines[:50_000]).encode())
+        process.stdin.flush()
+        wait_for(lambda: any(rows_of(there)), "rows to be committed")
+        process.send_signal(signal.SIGKILL)
+    wait_for(lambda: not in_transactions(admin, there), "the killed load's sessions to end")
+    committed = len(list(rows_of(there)))
+    ran = subprocess.run(
+        program,
+        env=environment(**os.environ),
+        input="".join(lines).encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    told = json.loads(ran.stdout)
+    assert (told["rows"], told["already"]) == (60_000 - committed, committed)
+    assert sorted(row[2] for row in rows_of(there)) == list(range(60_000))
+
+
+def test_a_load_that_is_killed_at_random_moments_has_each_row_once(
+    there: Cluster, admin: psycopg.Connection
+) -> None:
+    count, every = 120_000, 997
+    write(
+        "things.csv",
+        "owner,number\n" + "".join(f"owner {n % 5000},{n if n % every else 'x'}\n" for n in range(count)),
+    )
+    good = [n for n in range(count) if n % every]
+    program = [sys.executable, "-c", "from shardids.cli import app; app()", "load", "things.csv", *KEY]
+    there_before = 0
+    for _ in range(4):
+        goal = there_before + random.randrange(1, 20_000)
+        with subprocess.Popen(program, env=environment(**os.environ), stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and marked(there) < goal:
+                time.sleep(0.01)
+            time.sleep(random.random() / 10)
+            process.send_signal(signal.SIGKILL)
+        wait_for(lambda: not in_transactions(admin, there), "the killed load's sessions to end")
+        there_now = marked(there)
+        assert there_now >= there_before
+        there_before = there_now
+    told = json.loads(loading("things.csv", *KEY, "--json").stdout)
+    assert told["rows"] + told["already"] == len(good)
+    assert sorted(row[2] for row in rows_of(there)) == good
+    assert sorted(line for line, _ in rejected()) == [n + 2 for n in range(count) if n % every == 0]
+
+
+def marked(cluster: Cluster) -> int:
+    """How many records of the load are done with."""
+    total = 0
+    for shard in range(cluster.shard_count):
+        with cluster.engine(cluster.node_of(shard)).connect() as connection:
+            if connection.scalar(text(f"select to_regclass('shard_{shard:04d}.shardids_load')")) is not None:
+                total += connection.scalar(text(f"select rows from shard_{shard:04d}.shardids_load")) or 0
+    return total
+
+
 def in_transactions(admin: psycopg.Connection, cluster: Cluster) -> bool:
     names = [cluster.engine(node).url.database for node in cluster.placement.nodes.values()]
     row = admin.execute(
@@ -291,12 +360,12 @@ def in_transactions(admin: psycopg.Connection, cluster: Cluster) -> bool:
 def test_two_processes_do_not_run_one_load(there: Cluster) -> None:
     schema = there.schema_of(5)
     with there.engine(there.node_of(5)).begin() as connection:
-        make_table(connection, schema)
+        make_tables(connection, [schema])
         driver = of_driver(connection)
 
         def go_on(before: int, after: int) -> None:
-            marks = {"before": Mark(rows=before, rejected=0), "after": Mark(rows=after, rejected=0)}
-            advance(driver, schema, "things", source="a file", **marks)
+            step = Step(schema=schema, before=before, after=Mark(rows=after, rejected=0))
+            advance(driver, "things", "a file", [step])
 
         go_on(0, 5)
         go_on(5, 7)

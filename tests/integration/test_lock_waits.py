@@ -9,17 +9,20 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.catalog.locks import AdvisoryLock
 from shardids.errors import StatementFailed
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
+from shardids.migrate.install import provision
+from shardids.pg.locks import AdvisoryLock
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 
 SHARD = 2
 TRIES = {
-    "grant on a shard": (AdvisoryLock.INSTALL, f"select shardids.grant_usage({SHARD}, 'pg_monitor')"),
-    "revoke on a shard": (AdvisoryLock.INSTALL, f"select shardids.revoke_usage({SHARD}, 'pg_monitor')"),
+    "grant on a shard": (AdvisoryLock.INSTALL, f"select shardids.grant_usage(array[{SHARD}], 'pg_monitor')"),
+    "revoke on a shard": (
+        AdvisoryLock.INSTALL,
+        f"select shardids.revoke_usage(array[{SHARD}], 'pg_monitor')",
+    ),
     "grant in the catalog": (
         AdvisoryLock.CATALOG_GRANTS,
         "select shardids_catalog.grant_usage('pg_monitor')",

@@ -19,10 +19,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError
 
 from shardids import AsyncCluster, Cluster, mover
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import MoveFailed
-from shardids.mover.failover import Replacement
-from shardids.mover.logged import log_replacement
+from shardids.mover.failover import Replacement, log_replacement
+from shardids.pg.embedded import temporary_servers
 from tests.conftest import dsn
 from tests.support import moves_by_hand
 from tests.support.clusters import environment
@@ -156,12 +155,12 @@ def test_a_transaction_that_is_run_again_after_a_move(
         caplog.at_level(logging.DEBUG, "shardids.sql"),
         Cluster.connect(nodes["catalog"], listen=False) as cluster,
     ):
-        cluster.run(lambda session: session.add(Note(words="classified")), shard=SHARD)
+        cluster.at(shard=SHARD).run(lambda session: session.add(Note(words="classified")))
         with pytest.raises(IntegrityError):
-            cluster.run(lambda session: session.add(Note(words="classified")), shard=SHARD)
+            cluster.at(shard=SHARD).run(lambda session: session.add(Note(words="classified")))
         assert told(caplog.records, "client") == []
         moves_by_hand.move_shard(nodes["catalog"], SHARD, "b", moves_by_hand.Base.metadata)
-        cluster.run(lambda session: session.add(Note(words="again")), shard=SHARD)
+        cluster.at(shard=SHARD).run(lambda session: session.add(Note(words="again")))
     (record,) = [one for one in caplog.records if one.name == "shardids.client"]
     assert (record.levelname, record.shard, record.node, record.error) == ("INFO", SHARD, "b", "ShardMoved")  # type: ignore[attr-defined] # by extra
     assert record.getMessage().startswith(f'shard {SHARD}: a transaction is run again on node "b": ')
@@ -194,7 +193,7 @@ def test_statements_under_asyncio(cluster_url: URL, caplog: pytest.LogCaptureFix
 def test_nothing_listens_to_an_engine_unless_statements_are_logged(cluster_url: URL) -> None:
     with Cluster.connect(cluster_url, listen=False) as cluster:
         engine: Any = cluster.engine(cluster.node_of(1))
-        assert "shardids.catalog.statement_log" not in {
+        assert "shardids.pg.statement_log" not in {
             listener.__module__ for listener in engine.dispatch.before_cursor_execute
         }
         # Nor is what sends COMMIT and ROLLBACK another than SQLAlchemy's.

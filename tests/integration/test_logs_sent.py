@@ -15,10 +15,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
 from shardids import AsyncCluster, Cluster, mover
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ConnectionFailed, CopyFailed, ShardidsError, StatementFailed
-from shardids.mover.programs import find_programs
-from shardids.stats.query import answer
+from shardids.pg.embedded import temporary_servers
+from shardids.replication.programs import find_programs
+from shardids.watch.stats.reading import answer
 from tests.conftest import dsn
 from tests.support import moves_by_hand
 from tests.support.logged import of, run, told, with_times_as
@@ -66,7 +66,7 @@ def sent(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_transaction_ends_with_a_record_if_one_was_open(
     notes: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with notes.connection(SHARD) as connection:
+    with notes.at(shard=SHARD).connection() as connection:
         caplog.clear()
         connection.commit()
         connection.exec_driver_sql("select 1")
@@ -78,7 +78,7 @@ def test_a_transaction_ends_with_a_record_if_one_was_open(
         with connection.begin():
             pass
     assert sent(caplog) == []
-    with notes.connection(SHARD) as connection:
+    with notes.at(shard=SHARD).connection() as connection:
         connection.exec_driver_sql("select 1")
     assert sent(caplog) == ['node "a": took N ms: select 1', 'node "a": took N ms: ROLLBACK']
     with notes.engine(notes.node_of(SHARD)).connect() as connection:
@@ -88,16 +88,16 @@ def test_a_transaction_ends_with_a_record_if_one_was_open(
 
 
 def test_a_commit_that_fails_is_told_by_its_code(notes: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    with notes.connection(SHARD) as connection:
+    with notes.at(shard=SHARD).connection() as connection:
         connection.exec_driver_sql("create temporary table t (x text unique deferrable initially deferred)")
         connection.exec_driver_sql("insert into t values (%s), (%s)", (SECRET, SECRET))
         sent(caplog)
         with pytest.raises(IntegrityError):
             connection.commit()
         assert sent(caplog) == ['node "a": UniqueViolation 23505 after N ms: COMMIT']
-    with notes.connection(SHARD) as connection:
+    with notes.at(shard=SHARD).connection() as connection:
         pid = connection.exec_driver_sql("select pg_backend_pid()").scalar_one()
-        with notes.connection(SHARD) as other:
+        with notes.at(shard=SHARD).connection() as other:
             other.execute(text("select pg_terminate_backend(:pid, 10000)"), {"pid": pid})
         sent(caplog)
         with pytest.raises(ConnectionFailed):
@@ -177,7 +177,7 @@ def test_records_that_are_loaded_and_rejected(cluster_url: URL, tmp_path: Path) 
     things = "create table {s}.things (id bigint primary key default {s}.next_id(), n integer)"
     with Cluster.connect(cluster_url, listen=False) as cluster:
         for shard in range(cluster.shard_count):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 connection.exec_driver_sql(things.replace("{s}", schema(shard)))
     file = tmp_path / "things.csv"
     file.write_text(f"n\n1\n{SECRET}\n2\n")

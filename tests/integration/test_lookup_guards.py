@@ -14,12 +14,13 @@ from sqlalchemy import insert, text, update
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
-from shardids import Cluster, doctor, lookups, mover
-from shardids.catalog.claims import MARK
-from shardids.catalog.lookups import claims_name, shard_of_claim
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import temporary_servers
+from shardids import Cluster, mover
+from shardids.catalog.lookups import MARK, claims_name, shard_of_claim
 from shardids.errors import ClusterConflict, MissingPrivilege, UnclaimedWrite
+from shardids.pg.embedded import temporary_servers
+from shardids.pg.urls import parse_url
+from shardids.tables import lookups
+from shardids.watch import doctor
 from tests.conftest import BlankDatabases, MakeRole, dsn
 from tests.support.client_programs import Dumper
 from tests.support.clusters import catalog_at
@@ -171,7 +172,7 @@ def test_statements_of_a_session_that_it_does_not_claim_are_refused(cluster: Clu
         session.execute(update(User).where(User.email == email).values(email=f"new-{email}"))
         session.commit()
     with (
-        cluster.shard_engine(2).begin() as connection,
+        cluster.at(shard=2).engine.begin() as connection,
         pytest.raises(UnclaimedWrite, match=r"shard_0002\.users\.email"),
     ):
         connection.execute(insert(User.__table__), row)

@@ -12,12 +12,13 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import delete, event, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import IntegrityError, PendingRollbackError
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import Session
 
-from shardids import AsyncCluster, Cluster, lookups, mover
+from shardids import AsyncCluster, Cluster, mover
 from shardids.catalog.lookups import claims_name, shard_of_claim
 from shardids.errors import BadArgument, ClusterConflict, LookupBusy, UnknownValue
+from shardids.tables import lookups
 from tests.conftest import BlankDatabases, dsn
 from tests.support.clusters import catalog_at
 from tests.support.clusters import command_here as command
@@ -181,7 +182,7 @@ def test_rows_inserted_by_statements_are_claimed(
         with pytest.raises(IntegrityError, match=TAKEN):
             session.execute(statement, given)
         # As after a failed flush: what was written before the refusal can't be committed.
-        with pytest.raises(PendingRollbackError):
+        with pytest.raises(InvalidRequestError):
             session.commit()
         session.rollback()
     assert rows(cluster)[email] == 1
@@ -217,7 +218,7 @@ def test_bulk_operations_are_claimed(cluster: Cluster, email: str, over_all: boo
     with opened() as session:
         with pytest.raises(IntegrityError, match=TAKEN):
             session.bulk_save_objects([user(cluster, 1, f"two-{email}")])
-        with pytest.raises(PendingRollbackError):
+        with pytest.raises(InvalidRequestError):
             session.commit()
 
 
@@ -323,7 +324,7 @@ def test_a_busy_shard_does_not_keep_a_sweep_from_others(cluster: Cluster, url: s
     busy, gone = [one for n in range(99) if shard_of_claim(one := f"{n}-{uuid4()}", SHARDS) == 0][:2]
     claimed(cluster, busy, 1)
     claimed(cluster, gone, 2)
-    with cluster.connection(1) as connection, catalog_at(url) as catalog:
+    with cluster.at(shard=1).connection() as connection, catalog_at(url) as catalog:
         connection.exec_driver_sql("lock table shard_0001.users in row exclusive mode")
         assert lookups.sweep(catalog, EMAIL).busy >= 1
     assert busy in claims(cluster)
@@ -345,8 +346,8 @@ def test_a_row_is_found_by_its_address_in_one_shard(cluster: Cluster, email: str
     with cluster.session(lookup=User.email == email) as session:
         assert session.scalars(select(User.id)).all().count(id_) == 1
     assert (
-        cluster.run(
-            lambda session: session.scalar(select(User.id).filter_by(email=email)), lookup=User.email == email
+        cluster.at(lookup=User.email == email).run(
+            lambda session: session.scalar(select(User.id).filter_by(email=email))
         )
         == id_
     )
@@ -454,7 +455,13 @@ def test_sessions_of_asyncio_claim_and_find(url: str, cluster: Cluster, email: s
             async def name(session: Any) -> Any:
                 return await session.scalar(select(User.name).where(User.email == email))
 
-            assert await there.run(name, lookup=User.email == email) == named(cluster, 1)
+            assert await there.at(lookup=User.email == email).run(name) == named(cluster, 1)
+            shard = await there.at(lookup=User.email == email)
+            assert shard.number == 1
+            async with shard.session() as session:
+                assert await name(session) == named(cluster, 1)
+            with pytest.raises(UnknownValue):
+                await there.at(lookup=User.email == f"not {email}")
 
     asyncio.run(main())
 
@@ -499,7 +506,7 @@ def test_rows_that_were_there_are_claimed_by_a_backfill(cluster: Cluster, email:
 
 def test_a_backfill_names_values_that_two_shards_have(cluster: Cluster, email: str, url: str) -> None:
     for shard in (1, 2):
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             connection.exec_driver_sql(UNCLAIMED)
             connection.exec_driver_sql(
                 f"insert into shard_{shard:04}.users (name, email) values ('x', %s)", (email,)
@@ -517,8 +524,8 @@ def test_a_column_that_can_not_be_claimed_is_refused_before_anything_is_made(
     cluster: Cluster, url: str
 ) -> None:
     refused = {
-        "users.nothing": "no such column",
-        "nothing.email": "no such table",
+        "users.nothing": "the column does not exist",
+        "nothing.email": "the table does not exist",
         "users.age": "it can be NULL",
         "users.name": "no unique index",
         "email": "names no column",
@@ -578,7 +585,7 @@ def test_writes_within_other_statements_are_refused(cluster: Cluster, email: str
 def test_a_value_that_the_column_cuts_is_refused(cluster: Cluster, email: str, url: str) -> None:
     def altered(type_: str) -> None:
         for shard in range(SHARDS):
-            with cluster.connection(shard) as connection:
+            with cluster.at(shard=shard).connection() as connection:
                 trigger = claims_name("users", "email")
                 connection.exec_driver_sql(f"drop trigger if exists {trigger} on shard_{shard:04}.users")
                 connection.exec_driver_sql(f"alter table shard_{shard:04}.users alter email type {type_}")
@@ -595,7 +602,7 @@ def test_a_value_that_the_column_cuts_is_refused(cluster: Cluster, email: str, u
         finally:
             # The claim of what was cut is where nobody looks for it.
             for shard in range(SHARDS):
-                with cluster.connection(shard) as connection:
+                with cluster.at(shard=shard).connection() as connection:
                     table = f"shard_{shard:04}.{claims_name('users', 'email')}"
                     connection.exec_driver_sql(f"delete from {table} where length(value) = 200")
                     connection.commit()
@@ -614,7 +621,7 @@ def test_tables_whose_privileges_claims_do_not_follow_are_refused(cluster: Clust
             "has row security",
         ),
     ):
-        with cluster.connection(1) as connection, catalog_at(url) as catalog:
+        with cluster.at(shard=1).connection() as connection, catalog_at(url) as catalog:
             connection.exec_driver_sql(change.format("shard_0001.users"))
             connection.commit()
             try:
@@ -628,7 +635,7 @@ def test_tables_whose_privileges_claims_do_not_follow_are_refused(cluster: Clust
 @pytest.mark.long
 def test_who_is_waited_for_is_named(cluster: Cluster, email: str) -> None:
     claimed(cluster, email, 1)
-    with cluster.connection(1) as connection:
+    with cluster.at(shard=1).connection() as connection:
         connection.exec_driver_sql("lock table shard_0001.users in share update exclusive mode")
         pid = connection.exec_driver_sql("select pg_backend_pid()").scalar()
         with pytest.raises(LookupBusy, match=rf"process IDs there: {pid}\)"):
@@ -636,7 +643,7 @@ def test_who_is_waited_for_is_named(cluster: Cluster, email: str) -> None:
 
 
 def test_a_backfill_waits_for_those_who_wrote_before(cluster: Cluster, email: str, url: str) -> None:
-    with cluster.connection(1) as connection, catalog_at(url) as catalog:
+    with cluster.at(shard=1).connection() as connection, catalog_at(url) as catalog:
         connection.exec_driver_sql(UNCLAIMED)
         connection.exec_driver_sql("insert into shard_0001.users (name, email) values ('x', %s)", (email,))
         ends = threading.Timer(0.5, connection.commit)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from shardids import AsyncCluster, Cluster
-from shardids.client.metering import _Metered
+from shardids.client.metering import Metered
 from shardids.errors import ConnectionFailed, FanOutRefused, ShardFenced, WrongShard
 from tests.conftest import dsn
 from tests.support import moves_by_hand
@@ -161,10 +161,10 @@ def test_clashes_of_look_ups(url: URL, telemetry: Telemetry) -> None:
 def test_a_transaction_that_is_run_again_after_a_move(blank_database: Blank, telemetry: Telemetry) -> None:
     nodes = two_nodes(blank_database)
     with Cluster.connect(nodes["catalog"], listen=False, meter=telemetry.meter) as cluster:
-        cluster.run(lambda session: session.add(Note(words="x")), shard=SHARD)
+        cluster.at(shard=SHARD).run(lambda session: session.add(Note(words="x")))
         assert not [key for key in telemetry.told() if key[0] == "shardids.client.retries"]
         moves_by_hand.move_shard(nodes["catalog"], SHARD, "b", NoteBase.metadata)
-        cluster.run(lambda session: session.add(Note(words="y")), shard=SHARD)
+        cluster.at(shard=SHARD).run(lambda session: session.add(Note(words="y")))
     assert telemetry.told()["shardids.client.retries", "moved"] == 1
 
 
@@ -187,8 +187,8 @@ def test_asyncio(url: URL, telemetry: Telemetry) -> None:
 def test_without_a_meter_nothing_is_in_the_way(url: URL) -> None:
     with Cluster.connect(url, listen=False) as cluster:
         with cluster.session(shard=1) as one, cluster.sharded_session() as all_:
-            assert not isinstance(one, _Metered)
-            assert not isinstance(all_, _Metered)
+            assert not isinstance(one, Metered)
+            assert not isinstance(all_, Metered)
             one.execute(text("select 1"))
         engine: Any = cluster.engine(cluster.node_of(1))
         before = {listener.__module__ for listener in engine.dispatch.before_cursor_execute}
@@ -201,7 +201,7 @@ def test_a_session_class_of_the_application(url: URL, telemetry: Telemetry) -> N
 
     with (
         Cluster.connect(url, listen=False, meter=telemetry.meter) as cluster,
-        cluster.session(class_=Mine, shard=1) as one,
+        cluster.at(shard=1).session(class_=Mine) as one,
         cluster.sharded_session(class_=Mine) as all_,
     ):
         assert isinstance(one, Mine)
@@ -215,5 +215,24 @@ def test_a_fence_that_holds_is_raised_after_its_retries(blank_database: Blank, t
         with cluster.engine(cluster.node_of(SHARD)).begin() as connection:
             connection.execute(text("select shardids.fence(:shard)"), {"shard": SHARD})
         with pytest.raises(ShardFenced):
-            cluster.run(lambda session: session.add(Note(words="x")), shard=SHARD)
+            cluster.at(shard=SHARD).run(lambda session: session.add(Note(words="x")))
     assert telemetry.told()["shardids.client.retries", "fenced"] >= 1
+
+
+def test_draws_and_commits_are_timed(blank_database: Blank, telemetry: Telemetry) -> None:
+    catalog = moves_by_hand.two_nodes(blank_database)["catalog"]
+    with Cluster.connect(dsn(catalog), listen=False, meter=telemetry.meter) as cluster:
+        with cluster.session(shard=1) as session:
+            session.add(Note(words="x"))
+            session.commit()
+            assert session.scalars(select(Note.words)).all() == ["x"]
+        cluster.at(shard=1).reserve(100)
+        told = telemetry.told()
+        assert told["shardids.client.draw.duration", "postgresql", "a"] == 2
+        assert told["shardids.client.commit.duration", "postgresql", "a"] == 2
+        with (
+            cluster.session(shard=1) as session,
+            pytest.raises(ConnectionFailed),
+        ):
+            session.execute(text("select pg_terminate_backend(pg_backend_pid())"))
+    assert telemetry.told()["shardids.client.commit.duration", "postgresql", "a"] == 2

@@ -10,10 +10,9 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL, make_url
 
 from shardids import Cluster
-from shardids.console.history import rate_of
-from shardids.console.watching import Watcher
-from shardids.dev import devcluster
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
+from shardids.testing import devcluster
+from shardids.watch.console.watching import Watcher, rate_of
 from tests.conftest import dsn
 from tests.support.clusters import connected
 from tests.support.series import Series, collecting, read
@@ -61,7 +60,7 @@ def test_sessions_that_answer_rows_that_lead_have_the_rate_of_their_draws(
 
 def test_a_crash_of_a_server_whose_shard_leads_adds_no_more_than_what_sequences_skip() -> None:
     with temporary_server() as server:
-        url = devcluster.found([server], 2)
+        url = devcluster.create_cluster([server], 2)
         statement = "select shard_0001.next_id()"
         with collecting(url) as collector:
             with connected(make_url(url)) as connection:

@@ -23,23 +23,24 @@ from markdown_it import MarkdownIt
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from psycopg import sql
-from sqlalchemy import event
+from sqlalchemy import MetaData, event
 from sqlalchemy.engine import URL
 
-import shardids.metrics
-from shardids.catalog import clock
-from shardids.catalog.clock import LocalClock
-from shardids.catalog.gids import Gid
-from shardids.catalog.queries import BATCH
+import shardids.watch.metrics
 from shardids.catalog.topology import Node
-from shardids.dev import devcluster
-from shardids.dev.embedded import temporary_server, temporary_servers
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
-from shardids.metrics import ClusterCollector
-from shardids.metrics.names import METRICS
-from shardids.metrics.samples import MOST_TOP
+from shardids.pg import clock
+from shardids.pg.clock import LocalClock
+from shardids.pg.embedded import temporary_server, temporary_servers
+from shardids.pg.gids import Gid
+from shardids.pg.queries import BATCH
+from shardids.testing import devcluster
+from shardids.watch.metrics import ClusterCollector
+from shardids.watch.metrics import collector as collector_module
+from shardids.watch.metrics.samples import METRICS, MOST_TOP
 from tests.conftest import MakeRole, dsn, found_cluster
+from tests.support import moves_by_hand
 from tests.support.clusters import catalog_at, command_here, connected
 from tests.support.proxy import Proxy
 from tests.support.series import collecting, read, scraped, served
@@ -78,6 +79,15 @@ def test_a_cluster_that_is_well(pair: Pair) -> None:
         assert 0 < series["shardids_connections", node] < series["shardids_connections_limit", node]
         assert abs(series["shardids_clock_skew_seconds", node]) < 1
     assert series["shardids_moves", "interrupted"] == series["shardids_adoptions", "running"] == 0
+    assert series["shardids_shards_on_two_nodes",] == 0
+
+
+def test_a_shard_that_two_nodes_issue_ids_of(pair: Pair) -> None:
+    moves_by_hand.copy(pair[0], 2, "b", MetaData(), 0)
+    assert scraped(pair[0])["shardids_shards_on_two_nodes",] == 1
+    with connected(pair[0]) as connection:
+        connection.execute("select shardids.fence(2)")
+    assert scraped(pair[0])["shardids_shards_on_two_nodes",] == 0
 
 
 def test_regions_have_series_and_what_is_outside_of_them(pair: Pair) -> None:
@@ -99,7 +109,7 @@ def test_regions_have_series_and_what_is_outside_of_them(pair: Pair) -> None:
 @pytest.mark.long
 def test_a_scrape_writes_nothing() -> None:
     with temporary_server() as server:
-        url = devcluster.found([server], 300)
+        url = devcluster.create_cluster([server], 300)
         with collecting(url) as collector, psycopg.connect(url, autocommit=True) as watch:
             state = """
                 select pg_current_wal_insert_lsn()::text, pg_snapshot_xmax(pg_current_snapshot())::text,
@@ -202,7 +212,10 @@ def test_moves_that_run_and_moves_that_were_interrupted(pair: Pair) -> None:
         " from pg_settings where name = 'wal_level' and setting = 'logical'",
     )
     with connected(a) as mover:
-        mover.execute("select pg_advisory_lock(1936220520, 2)")
+        mover.execute(
+            "select pg_advisory_lock(1936220520, ('x' || left(epoch::text, 8))::bit(32)::integer)"
+            " from shardids_catalog.move where shard = 2"
+        )
         series = scraped(a)
         slots = mover.execute(
             "select count(pg_drop_replication_slot(slot_name)) from pg_replication_slots"
@@ -217,7 +230,7 @@ def test_moves_that_run_and_moves_that_were_interrupted(pair: Pair) -> None:
 
 def test_a_slot_that_keeps_the_log_and_then_loses_it() -> None:
     with temporary_server(settings={"max_slot_wal_keep_size": "32MB"}) as server:
-        url = devcluster.found([server], 2)
+        url = devcluster.create_cluster([server], 2)
         with collecting(url) as collector, psycopg.connect(url, autocommit=True) as connection:
             connection.execute("select pg_create_physical_replication_slot('shardids_move_x', true)")
 
@@ -261,7 +274,7 @@ def test_writable_is_what_holds_for_everybody(pair: Pair, make_role: MakeRole) -
 
 def test_transactions_in_doubt(pair: Pair) -> None:
     with temporary_server(settings={"max_prepared_transactions": "5"}) as server:
-        url = devcluster.found([server], 2)
+        url = devcluster.create_cluster([server], 2)
         with catalog_at(url) as catalog:
             cluster = catalog.describe().cluster
         gids = [
@@ -293,7 +306,7 @@ def _ending_in(days: float) -> Layout:
 @pytest.mark.long
 def test_a_node_that_stops_and_comes_back_while_the_others_are_read(caplog: pytest.LogCaptureFixture) -> None:
     with temporary_servers(2) as servers, caplog.at_level(logging.INFO, "shardids.metrics"):
-        url = devcluster.found(servers, 4)
+        url = devcluster.create_cluster(servers, 4)
         with collecting(url) as collector:
             assert read(collector)["shardids_node_up", "b"] == 1
             servers[1].stop()
@@ -318,7 +331,7 @@ def test_a_node_that_stops_and_comes_back_while_the_others_are_read(caplog: pyte
 
 def test_the_catalog_down_leaves_the_nodes_and_takes_what_only_it_says() -> None:
     with temporary_servers(2) as servers, temporary_server() as other:
-        url = devcluster.found([other, *servers], 6)
+        url = devcluster.create_cluster([other, *servers], 6)
         with collecting(url) as collector:
             before = read(collector)
             other.stop()
@@ -334,6 +347,7 @@ def test_the_catalog_down_leaves_the_nodes_and_takes_what_only_it_says() -> None
                 "shardids_moves",
                 "shardids_move_oldest_seconds",
                 "shardids_adoptions",
+                "shardids_shards_on_two_nodes",
             }
         # From the beginning.
         assert {key: value for key, value in scraped(url).items() if key[0] != "shardids_scrape_seconds"} == {
@@ -344,7 +358,7 @@ def test_the_catalog_down_leaves_the_nodes_and_takes_what_only_it_says() -> None
 @pytest.mark.long
 def test_a_silent_node_takes_no_longer_than_the_timeout() -> None:
     with temporary_servers(2) as servers, Proxy(servers[1].port) as proxy:
-        url = devcluster.found(servers, 4)
+        url = devcluster.create_cluster(servers, 4)
         with catalog_at(url) as catalog:
             catalog.point_node(
                 Node(name="b", url=servers[1].url().replace(str(servers[1].port), str(proxy.port)))
@@ -365,7 +379,7 @@ def test_a_silent_node_takes_no_longer_than_the_timeout() -> None:
 @pytest.mark.long
 def test_who_asks_during_a_reading_is_given_it() -> None:
     with temporary_servers(2) as servers, Proxy(servers[1].port) as proxy:
-        url = devcluster.found(servers, 4)
+        url = devcluster.create_cluster(servers, 4)
         with catalog_at(url) as catalog:
             catalog.point_node(
                 Node(name="b", url=servers[1].url().replace(str(servers[1].port), str(proxy.port)))
@@ -493,7 +507,7 @@ def test_names_that_others_could_make_lead_here_are_refused(pair: Pair) -> None:
 def test_once_prints_or_writes_a_file(pair: Pair, tmp_path: Path) -> None:
     file = tmp_path / "shardids.prom"
     ran = [
-        command_here("metrics", "serve", "--once", *more, SHARDIDS_CATALOG=dsn(pair[0]))
+        command_here("metrics", "--once", *more, SHARDIDS_CATALOG=dsn(pair[0]))
         for more in ([], ["--textfile", str(file)])
     ]
     assert [one.returncode for one in ran] == [0, 0]
@@ -531,9 +545,7 @@ def test_a_file_that_can_t_be_written_is_named_and_stays(pair: Pair, tmp_path: P
         (tmp_path / "none" / "x.prom", 1, f"can't write {tmp_path}/none/x.prom: No such file or directory"),
         (there, 1, f"can't write {there}: File name too long"),
     ):
-        ran = command_here(
-            "metrics", "serve", "--once", "--textfile", str(path), SHARDIDS_CATALOG=dsn(pair[0])
-        )
+        ran = command_here("metrics", "--once", "--textfile", str(path), SHARDIDS_CATALOG=dsn(pair[0]))
         assert (ran.returncode, ran.stdout) == (code, "")
         assert words in ran.stderr
     assert full.is_symlink()
@@ -561,12 +573,12 @@ def test_a_scrape_may_ask_for_some_metrics_alone(pair: Pair) -> None:
     ],
 )
 def test_options_that_are_refused(pair: Pair, options: list[str], words: str) -> None:
-    ran = command_here("metrics", "serve", *options, SHARDIDS_CATALOG=dsn(pair[0]))
+    ran = command_here("metrics", *options, SHARDIDS_CATALOG=dsn(pair[0]))
     assert (ran.returncode, ran.stdout) == (2, "")
     assert words in ran.stderr
 
 
-@pytest.mark.parametrize("command", [["metrics", "serve"], ["console"]])
+@pytest.mark.parametrize("command", [["metrics"], ["console"]])
 def test_where_nothing_can_listen_is_named(pair: Pair, command: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
@@ -608,8 +620,67 @@ def test_what_a_role_has_to_be_allowed(
 
 @pytest.mark.parametrize(("command", "name"), [("alerts", "alerts.yaml"), ("dashboard", "dashboard.json")])
 def test_files_are_printed_as_they_are(command: str, name: str) -> None:
-    ran = command_here("metrics", command)
+    ran = command_here("metrics", "--print", command)
     assert (ran.stdout, ran.stderr) == (
-        (Path(shardids.metrics.__file__).parent / name).read_text("utf-8"),
+        (Path(shardids.watch.metrics.__file__).parent / name).read_text("utf-8"),
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("tight", "> 0.1 + 2 *"),
+        ("usual", "> 1 + 2 *"),
+        ("loose", "> 5 + 2 *"),
+        ("250ms", "> 0.25 + 2 *"),
+        ("2s", "> 2 + 2 *"),
+    ],
+)
+def test_the_skew_that_raises_an_alert_is_chosen(given: str, rule: str) -> None:
+    ran = command_here("metrics", "--print", "alerts", "--max-skew", given)
+    assert f"abs(shardids_clock_skew_seconds) {rule} shardids_clock_error_seconds" in ran.stdout
+    plain = command_here("metrics", "--print", "alerts").stdout.splitlines()
+    changed = [one for one, other in zip(ran.stdout.splitlines(), plain, strict=True) if one != other]
+    assert len(changed) == (given != "usual")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--print", "alerts", "--max-skew", "soon"],
+        ["--print", "alerts", "--max-skew", "0"],
+        ["--print", "dashboard", "--max-skew", "1s"],
+        ["--max-skew", "1s"],
+        ["--print", "alerts", "--once"],
+    ],
+)
+def test_a_skew_that_is_none_is_refused(words: list[str]) -> None:
+    ran = command_here("metrics", *words)
+    assert ran.returncode == 2, ran.stderr
+
+
+def test_connections_are_closed_when_nobody_asks(
+    cluster_urls: dict[str, URL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "IDLE_S", 0.5)
+    collector = ClusterCollector(dsn(cluster_urls["a"]))
+
+    def sessions() -> int:
+        with connected(cluster_urls["a"]) as connection:
+            names = [one.database for one in cluster_urls.values()]
+            return int(
+                connection.execute(
+                    "select count(*) from pg_stat_activity where application_name = 'shardids metrics'"
+                    " and datname = any(%s)",
+                    [names],
+                ).fetchone()[0]
+            )
+
+    try:
+        for _ in range(2):
+            assert any(one.name == "shardids_node_up" and one.value for one in collector.read())
+            assert sessions() == 3  # of the catalog and of both nodes
+            wait_for(lambda: sessions() == 0, "that the connections are closed")
+    finally:
+        collector.close()

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
 from shardids.migrate.compiled import Compiled, Compiler
+from shardids.migrate.install import provision
 from shardids.migrate.plan import Route
 from tests.conftest import dsn
 from tests.support.clusters import catalog_at, connected, contents
@@ -155,9 +155,9 @@ def test_both_ways_give_the_same(app: App, monkeypatch: pytest.MonkeyPatch) -> N
     names = [app.ask(shard, "select name from users order by name") for shard in ALL]
     assert names == [[("it's",), ("tab\there, 100 %, a:b",)]] * 8
     # And back, each by the other way.
-    assert app("down", "base", "--shards", "2,3,6,7").code == 0
+    assert app("down", "base", "--shards", "2,3,6,7", "--allow-drop").code == 0
     by_alembic(monkeypatch)
-    assert app("down", "base").code == 0
+    assert app("down", "base", "--allow-drop").code == 0
     described = app.descriptions()
     assert all(described[shard] == described[0] for shard in ALL)
     assert set(app.revisions().values()) == {()}
@@ -258,7 +258,7 @@ def test_bad_input_changes_nothing(app: App) -> None:
         urls = [app.node_url(shard, catalog) for shard in (0, 4)]
     before = [contents(url) for url in urls]
     for words, code, said in (
-        (["up", "nonesuch"], 2, ["nonesuch", "shardids migrate history"]),
+        (["up", "nonesuch"], 2, ["nonesuch", "shardids migrate revision --list"]),
         (["down", "nonesuch"], 2, ["nonesuch"]),
         (["down", "-1", "--shards", "7"], 2, ["no way leads down from base"]),
         (["up", "--shards", "8"], 2, ["'8'", "0 to 7"]),
@@ -268,8 +268,8 @@ def test_bad_input_changes_nothing(app: App) -> None:
         (["up", "--lock-timeout", "soon"], 2, ["'soon'", "500ms"]),
         (["up", "--jobs", "0"], 2, ["--jobs"]),
         (["stamp", "nonesuch"], 2, ["nonesuch"]),
-        (["sql", "one"], 2, ["'one'", "base:head"]),
-        (["sql", "two:head", "--nodes", "a"], 2, ["no shard is at two"]),
+        (["up", "one", "--sql"], 2, ["'one'", "base:head"]),
+        (["up", "two:head", "--sql", "--nodes", "a"], 2, ["no shard is at two"]),
         (["up", "--dir", "/nonexistent"], 2, ["/nonexistent", "migrate init"]),
         (["revision", "-m", "x", "--autogenerate", "--shard", "7"], 1, ["shard 7 is at base", "two"]),
     ):  # fmt: skip
@@ -380,7 +380,7 @@ def test_what_is_not_safe_under_load_is_said_before_it_runs(
         """,
         after="two",
     )
-    found = app("lint", "--json")
+    found = app("check", "--lint", "--json")
     assert (found.code, [(row["revision"], row["rule"]) for row in found.json]) == (
         3,
         [("three", "require-concurrent-index-creation"), ("three", "changing-column-type")],
@@ -388,9 +388,21 @@ def test_what_is_not_safe_under_load_is_said_before_it_runs(
     assert "concurrently" in found.json[0]["instead"]
     assert found.json[0]["statement"] == "CREATE INDEX users_name ON users (name);"
     # Tables that the same run makes hold nobody up.
-    assert app("lint", "base:one").code == 0
+    assert app("check", "--lint", "base:one").code == 0
     ran = app("up")
     assert (ran.code, "Warning: revision three: " in ran.err) == (0, True), ran
     monkeypatch.setattr("shardids.migrate.lint.squawk_path", lambda: None)
-    missing = app("lint")
-    assert (missing.code, "pip install 'shardids[lint]'" in missing.err) == (2, True), missing
+    missing = app("check", "--lint")
+    assert (missing.code, "pip install 'shardids[ops]'" in missing.err) == (2, True), missing
+
+
+def test_a_version_table_that_cannot_be_read_hides_no_other(app: App) -> None:
+    app.add_two()
+    app.up("--shards", "0-6")
+    app.ask(7, "create table alembic_version (other text)")
+    app.ask(6, "insert into alembic_version values ('elsewhere')")
+    shown = app("status", "--json").json
+    assert list(shown["missing"]) == ["7"]
+    assert "version_num" in shown["missing"]["7"]
+    counts = {(row["node"], row["revision"]): row["shards"] for row in shown["revisions"]}
+    assert counts == {("a", "two"): 4, ("b", "two"): 2, ("b", "elsewhere, two"): 1}

@@ -16,12 +16,12 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
-from shardids import doctor
-from shardids.dev.embedded import temporary_servers
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
 from shardids.migrate.environment import Environment
-from shardids.migrate.stamp import Stamped
+from shardids.migrate.install import provision
+from shardids.migrate.migration import Stamped
+from shardids.pg.embedded import temporary_servers
+from shardids.watch import doctor
 from tests.conftest import dsn
 from tests.support.client_programs import client_folder
 from tests.support.clusters import catalog_at
@@ -101,11 +101,11 @@ def test_every_way_to_run_a_revision_records_the_same(app: App) -> None:
     app.add("merge", "pass", after=("left", "right"))
     # Compiled, through Alembic, in parts, and by psql.
     app.up("two", "--shards", "0-3")
-    assert app("sql", "base:two", "--out", "files", "--shards", "4-7").code == 0
+    assert app("up", "base:two", "--sql", "--out", "files", "--shards", "4-7").code == 0
     _psql(app, "b")
     app.up("--shards", "0-6")
     app.up("asks", "--shards", "7")
-    assert app("sql", "asks:parts", "--out", "files", "--shards", "7").code == 0
+    assert app("up", "asks:parts", "--sql", "--out", "files", "--shards", "7").code == 0
     _psql(app, "b")
     app.up()
     hashes = of_files(app, "one", "two", "asks", "parts", "left", "right", "merge")

@@ -119,7 +119,7 @@ def test_options_that_say_where_a_revision_is_recorded_are_refused(app: App) -> 
 def test_an_environment_that_runs_for_no_shard_is_refused(app: App, url: str) -> None:
     app.add_two()
     (app.folder / "env.py").write_text(OF_ALEMBIC.replace("URL", url) if url else "import os\n")
-    for words in (("up",), ("up", "--dry-run"), ("sql", "base:head")):
+    for words in (("up",), ("up", "--dry-run"), ("up", "base:head", "--sql")):
         ran = app(*words)
         assert (ran.code, "env.py did not call shardids.migrate.run_environment()" in ran.err) == (2, True), (
             ran

@@ -269,7 +269,7 @@ def test_revisions_are_written_in_their_branch(app: App) -> None:
     assert app("revision", "-m", "first of shards").code == 0
     assert app("revision", "-m", "second of nodes", "--node").code == 0
     assert app("revision", "-m", "second of shards").code == 0
-    rows = app("history", "--json").json
+    rows = app("revision", "--list", "--json").json
     assert [(row["message"], row[""]) for row in rows] == [
         ("second of nodes", "node head"),
         ("first of nodes", "node"),

@@ -18,13 +18,14 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.catalog.locks import AdvisoryLock
-from shardids.cli import migrate_show
+from shardids.cli.migrate import shown
 from shardids.errors import StatementFailed
-from shardids.migrate.compiled import Part
+from shardids.migrate.compiled import Compiled, Part
+from shardids.migrate.plan import Position
 from shardids.migrate.player import Player
 from shardids.migrate.runner import one_run
 from shardids.migrate.status import unlike
+from shardids.pg.locks import AdvisoryLock
 from tests.conftest import dsn, found_cluster
 from tests.support.client_programs import client_folder
 from tests.support.clusters import catalog_at, connected
@@ -223,12 +224,12 @@ def test_a_shard_that_somebody_is_at(app: App) -> None:
     with catalog_at(app.url) as catalog:
         url = app.node_url(5, catalog)
     with psycopg.connect(dsn(url), autocommit=True, application_name="a DBA") as connection:
-        connection.execute("select pg_advisory_lock(%s, 5)", [AdvisoryLock.MIGRATE])
+        connection.execute("select pg_advisory_lock(%s, 5)", [AdvisoryLock.LEASE])
         ran = app("up", "--retries", "0", "--continue-on-error", "--json")
         (failed,) = [row for row in ran.json["shards"] if row["status"] == "failed"]
         assert failed["error"] == (
-            f"shard 5 is being migrated by another session (a DBA, process {connection.info.backend_pid})"
-            ' [node "b"]. Wait until it has ended, and run the migration again.'
+            f"shard 5 is being changed by another session (a DBA, process {connection.info.backend_pid})"
+            ' [node "b"]. Wait until it has ended, and run the command again.'
         )
     app.up()
 
@@ -237,14 +238,13 @@ def test_a_shard_that_another_run_has_migrated_meanwhile(app: App, monkeypatch: 
     app.add_two()
     app.up("one")
     play = Player.play
-    calls = []
 
-    def late(self: Player, position: object, compiled: object) -> None:
-        if not calls:
-            calls.append(position)
-            # Somebody was quicker, to the target, between this run's look at the shard and its transaction.
-            monkeypatch.setattr(Player, "play", play)
-            play(self, position, compiled)
+    def late(self: Player, position: Position, compiled: Compiled) -> None:
+        # Plain Alembic, which takes no lease, was quicker between this run's look at the shard and its turn.
+        monkeypatch.setattr(Player, "play", play)
+        with catalog_at(app.url) as catalog, connected(app.node_url(position.shard, catalog)) as alembic:
+            alembic.execute(f"set search_path to shard_{position.shard:04}")
+            alembic.execute(compiled.sql.encode())
         play(self, position, compiled)
 
     monkeypatch.setattr(Player, "play", late)
@@ -302,37 +302,84 @@ def _asleep(app: App) -> bool:
         )
 
 
-@pytest.mark.long
-def test_a_run_that_is_killed_is_continued_by_the_next(app: App, blank_database: Callable[[], URL]) -> None:
-    """Killed at random moments, however long its start takes: another run brings every shard to the head."""
+def four_ways(app: App, blank_database: Callable[[], URL]) -> None:
+    """Four revisions over many shards, that run both ways in one round trip, in parts and through Alembic."""
     app.add_two()
     app.add("three", IN_PARTS, IN_PARTS_DOWN, after="two")
+    in_python = "op.get_bind().execute(sa.text('{}'))"
     app.add(
         "four",
-        "op.get_bind().execute(sa.text('create table four ()'))",
-        "op.drop_table('four')",
+        in_python.format("create table four ()") + "; op.execute('alter table four add x int')",
+        in_python.format("drop table four"),
         after="three",
     )
     if len(ALL) != KILLED_SHARDS:
         app.url = blank_database()
         found_cluster(app.url, {"a": app.url, "b": blank_database()}, KILLED_SHARDS)
-    began = time.monotonic()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("way", "back"), [("up", "down"), ("down", "up")])
+def test_a_run_that_is_killed_is_continued_by_the_next(
+    app: App, blank_database: Callable[[], URL], way: str, back: str
+) -> None:
+    """Killed at random moments, however long its start takes: another run ends at the target everywhere."""
+    four_ways(app, blank_database)
+    ends = {"up": "head", "down": "base"}
     assert finish(app.start("up", "--jobs", "2"))[0] == 0
+    began = time.monotonic()
+    assert finish(app.start("down", "base", "--jobs", "2"))[0] == 0
     usual_s = time.monotonic() - began
     dice = random.Random(11)
     for _ in range(KILLS):
-        assert finish(app.start("down", "base", "--jobs", "2"))[0] == 0
-        # By each way: in one round trip, in parts, through Alembic.
-        target = dice.choice(("two", "three", "head"))
-        run = app.start("up", target, "--jobs", "2")
+        assert finish(app.start(back, ends[back], "--jobs", "2"))[0] == 0
+        target = dice.choice(("two", "three", ends[way]))
+        run = app.start(way, target, "--jobs", "2")
         time.sleep(dice.uniform(0.2, 1.0) * usual_s)
         run.kill()
         finish(run)
-        code, said = finish(app.start("up", "--jobs", "2", "--canary", "0"))
+        code, said = finish(app.start(way, ends[way], "--jobs", "2", "--canary", "0"))
         assert code == 0, said
-        assert set(app.revisions().values()) == {("four",)}
+        assert set(app.revisions().values()) == {("four",) if way == "up" else ()}
         assert alike(app)
         assert marks(app) == {}
+
+
+@pytest.mark.parametrize("after", sampled(range(1, 5), every=2))
+def test_a_downgrade_in_parts_resumes_where_it_was_killed(
+    app: App, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.add_two()
+    app.add("three", IN_PARTS, IN_PARTS_DOWN, after="two")
+    app.up()
+    outside = Player._play_outside
+    with monkeypatch.context() as patch:
+        left = after
+
+        def killed(self: Player, shard: int, part: Part, *, resumed: bool) -> None:
+            nonlocal left
+            # Odd: before the statement, even: after it, before it was recorded as done.
+            left -= 1
+            if left == 0:
+                raise StatementFailed("killed")
+            outside(self, shard, part, resumed=resumed)
+            left -= 1
+            if left == 0:
+                raise StatementFailed("killed")
+
+        patch.setattr(Player, "_play_outside", killed)
+        assert app("down", "two", "--shards", "5").code == 1
+    assert list(marks(app)) == [5]
+    # Neither the other direction nor a revision further down skips the rest of it.
+    ran = app("up", "--shards", "5")
+    assert (ran.code, "shard 5 is half way through revision three (down)" in ran.err + ran.out) == (
+        1,
+        True,
+    ), ran
+    assert app("down", "base", "--canary", "0").code == 0
+    assert marks(app) == {}
+    assert alike(app)
+    assert set(app.revisions().values()) == {()}
 
 
 def finish(run: subprocess.Popen[str]) -> tuple[int, str]:
@@ -348,8 +395,12 @@ def test_a_file_for_psql_counts_as_applied(app: App) -> None:
     app.add("three", IN_PARTS, IN_PARTS_DOWN, after="two")
     app.up("one", "--shards", "0-5")
     app.up("three", "--shards", "6")
-    for between, left in (("base:head", "0-6"), ("one:three", "6"), ("three:base", "")):
-        ran = app("sql", between, "--out", "files")
+    for way, between, left in (
+        ("up", "base:head", "0-6"),
+        ("up", "one:three", "6"),
+        ("down", "three:base", ""),
+    ):
+        ran = app(way, between, "--sql", "--out", "files")
         assert ran.code == 0, ran
         if left:
             assert f"left out: {left}" in ran.err
@@ -364,21 +415,70 @@ def test_a_file_for_psql_counts_as_applied(app: App) -> None:
         assert alike(app) == (between != "base:head")
     assert set(app.revisions().values()) == {()}
     app.add("four", "op.get_bind().execute(sa.text('select 1'))", after="three")
-    ran = app("sql", "base:head", "--nodes", "a")
+    ran = app("up", "base:head", "--sql", "--nodes", "a")
     assert (ran.code, "revision four needs a connection" in ran.err) == (1, True)
 
 
-def _psql(app: App, shard: int, script: str) -> tuple[int, str]:
+def test_a_file_is_of_one_direction(app: App) -> None:
+    app.add_two()
+    app.up()
+    for way, between, other in (
+        ("up", "two:one", "down"),
+        ("up", "two:base", "down"),
+        ("down", "one:two", "up"),
+    ):
+        ran = app(way, between, "--sql", "--nodes", "a")
+        assert (ran.code, f"shardids migrate {other} {between} --sql" in ran.err) == (2, True), ran
+    ran = app("down", "two:base", "--sql", "--nodes", "a")
+    assert "-- It drops column photos.likes, with all rows.\n-- It drops table photos, with" in ran.out, ran
+
+
+@pytest.mark.long
+def test_a_file_on_the_way_down_that_is_killed_is_written_again(
+    app: App, blank_database: Callable[[], URL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psql is killed at random moments; new files, and the commands that they name, bring all shards down."""
+    four_ways(app, blank_database)
+    monkeypatch.setenv("SHARDIDS_CATALOG", dsn(app.url))
+    (app.folder / "versions" / "four.py").unlink()
+    dice = random.Random(7)
+    usual_s = 0.5
+    for _ in range(1 + KILLS // 10):
+        assert finish(app.start("up", "--jobs", "2"))[0] == 0
+        for start in ("three", "three", "two", "one"):
+            while "half way" in (ran := app("down", f"{start}:base", "--sql", "--out", "files")).err:
+                words = re.findall(r"shardids (migrate down .*)", ran.err)[-1]
+                assert app.command(*shlex.split(words)).code == 0
+            if ran.code != 0:
+                assert "no shard is at" in ran.err, ran
+                continue
+            for node, shard in (("a", 0), ("b", KILLED_SHARDS - 1)):
+                path = app.folder.parent / "files" / f"{node}.sql"
+                if path.exists():
+                    began = time.monotonic()
+                    _psql(
+                        app, shard, path.read_text(), dice.uniform(0, usual_s) if start == "three" else None
+                    )
+                    usual_s = max(usual_s, time.monotonic() - began)
+                    path.unlink()
+        assert app("down", "base").code == 0
+        assert set(app.revisions().values()) == {()}
+        assert alike(app)
+        assert marks(app) == {}
+
+
+def _psql(app: App, shard: int, script: str, killed_after_s: float | None = None) -> tuple[int, str]:
     with catalog_at(app.url) as catalog:
         url = dsn(app.node_url(shard, catalog))
-    ran = subprocess.run(
-        [str(client_folder(14) / "psql"), "-X", "-q", url],
-        input=script,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return ran.returncode, ran.stdout + ran.stderr
+    words = [str(client_folder(14) / "psql"), "-X", "-q", url]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as run:
+        try:
+            out, err = run.communicate(script, timeout=killed_after_s)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            out, err = run.communicate()
+    return run.returncode, out + err
 
 
 # Contracts.
@@ -395,7 +495,7 @@ def test_a_contract_waits_until_every_shard_is_past_its_expand(app: App) -> None
     assert set(app.revisions().values()) == {("two",)}
     assert app("up", "--contract").code == 0
     assert set(app.revisions().values()) == {("three",)}
-    assert "contract" in app("history").out
+    assert "contract" in app("revision", "--list").out
     app.add("four", "pass", after="three", more='contract = "nonesuch"\n')
     assert "revision four is marked as the contract of 'nonesuch'" in app("up").err
 
@@ -407,8 +507,8 @@ def test_lines_of_progress_and_groups_of_shards_that_are_alike(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.add("one", SLOW)
-    monkeypatch.setattr(migrate_show, "_MOST_ROWS", 4)
-    monkeypatch.setattr(migrate_show, "_LINE_EVERY_S", 0.02)
+    monkeypatch.setattr(shown, "_MOST_ROWS", 4)
+    monkeypatch.setattr(shown, "_LINE_EVERY_S", 0.02)
     ran = app("up")
     assert [line.split()[:5] for line in ran.out.splitlines()[1:3]] == [
         ["a", "0-3", "base", "one", "done"],

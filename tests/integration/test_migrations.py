@@ -18,15 +18,15 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from shardids import Layout
-from shardids.catalog.connections import open_engine
 from shardids.catalog.rows import Catalog
-from shardids.catalog.sqlfiles import data_folder, read_sql, sql_names
 from shardids.errors import BadArgument, ShardidsError
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision, trees
-from shardids.install.inspecting import inspect_shard
-from shardids.install.provision import add_node, create_shard
-from shardids.install.trees import Tree
+from shardids.migrate.install import provision, trees
+from shardids.migrate.install.inspecting import inspect_shard
+from shardids.migrate.install.provision import add_node, create_shard
+from shardids.migrate.install.trees import Tree
+from shardids.pg.connections import open_engine
+from shardids.pg.sqlfiles import data_folder, read_sql, sql_names
 from tests.conftest import CLUSTER, dsn
 from tests.support.clusters import catalog_at, connected, contents, environment, objects
 
@@ -57,9 +57,11 @@ ASKED = {
     "last_shard",
     "shards",
     "schema",
+    "dropped",
     "table_name",
     "column_name",
     "names",
+    "is_whole",
     # Look-ups
     "column",
     "claims",
@@ -345,12 +347,14 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
             "catalog/lookups.v1.sql",
             "catalog/adoption.v1.sql",
             "catalog/references.v1.sql",
+            "catalog/recorded.v1.sql",
             "views/query_node.v1.sql",
             "engine/layout.v1.sql",
             "engine/schemas.v1.sql",
             "engine/decode.v1.sql",
         ),
         *("engine/node.v1.sql", "engine/identity.v1.sql", "engine/engine.v1.sql", "engine/admin.v1.sql"),
+        *("engine/generator.v1.sql", "engine/leases.v1.sql"),
         *("mover/moving.v1.sql", "mover/objects.v1.sql", "migrate/migrate.v1.sql", "engine/decisions.v1.sql"),
         *(
             "adopt/staging.v1.sql",
@@ -378,7 +382,9 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
                 "compare/",
                 "multimaster/",
                 "catalog/objects",
+                "catalog/contract",
                 "catalog/prepared",
+                "catalog/shards",
                 "clocks/",
                 "inplace/",
                 "install/",
@@ -387,10 +393,13 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
                 "lookups/column",
                 "lookups/drop",
                 "lookups/guard",
-                "metrics/",
+                "facts/",
+                "migrate/dropped",
                 "migrate/hashes",
+                "reading/definitions",
                 "reading/owners",
                 "reading/state",
+                "reading/types",
             )
         )
     ]

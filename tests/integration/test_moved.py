@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,8 +111,8 @@ def test_every_way_to_draw_says_that_the_shard_is_stopped(
             session.rollback()
             assert session.scalars(select(Note)).all() == [], way
     with pytest.raises(kind):
-        cluster.reserve(SHARD, 5)
-    with cluster.connection(SHARD) as connection, pytest.raises(kind):
+        cluster.at(shard=SHARD).reserve(5)
+    with cluster.at(shard=SHARD).connection() as connection, pytest.raises(kind):
         connection.execute(insert(Note).values(words="1"))
 
 
@@ -136,24 +137,24 @@ def end_backend(session: Session, admin: psycopg.Connection) -> None:
     admin.execute("select pg_terminate_backend(%s, 5000)", [pid])
 
 
-# cluster.run.
+# Shard.run().
 
 
 def test_run_commits_and_returns_what_the_function_does(cluster: Cluster, nodes: dict[str, URL]) -> None:
     write = Write("run")
-    note = cluster.run(write, shard=SHARD)
+    note = cluster.at(shard=SHARD).run(write)
     assert (note.words, cluster.shard_of(note.id), write.calls) == ("run", SHARD, 1)
     assert words_on(nodes["a"]) == ["run"]
-    assert cluster.run(lambda session: session.get_one(Note, note.id).words, id=note.id) == "run"
+    assert cluster.at(id=note.id).run(lambda session: session.get_one(Note, note.id).words) == "run"
     key = next(key for key in range(100) if cluster.shard_for(key) == SHARD)
-    assert cluster.run(lambda session: session.scalars(select(Note.id)).one(), key=key) == note.id
-    assert cluster.run(lambda session: session.info, shard=0, info={"of": "ours"}) == {"of": "ours"}
+    assert cluster.at(key=key).run(lambda session: session.scalars(select(Note.id)).one()) == note.id
+    assert cluster.at(shard=0).run(lambda session: session.info, info={"of": "ours"}) == {"of": "ours"}
     with pytest.raises(BadArgument, match="exactly one of"):
-        cluster.run(write, shard=SHARD, id=note.id)
+        cluster.at(shard=SHARD, id=note.id).run(write)
 
 
 def test_run_takes_back_what_fails_and_does_not_repeat_it(cluster: Cluster, nodes: dict[str, URL]) -> None:
-    cluster.run(Write("there"), shard=SHARD)
+    cluster.at(shard=SHARD).run(Write("there"))
 
     def fail(_session: Session) -> None:
         raise ValueError("the application's own")
@@ -164,16 +165,16 @@ def test_run_takes_back_what_fails_and_does_not_repeat_it(cluster: Cluster, node
         (Write("old", lambda it: it.execute(text("select 1 / 0"))), Exception),
     ):
         with pytest.raises(error):
-            cluster.run(write, shard=SHARD)
+            cluster.at(shard=SHARD).run(write)
         assert write.calls == 1
     assert words_on(nodes["a"]) == ["there"]
 
 
 def test_run_goes_to_the_new_node(cluster: Cluster, nodes: dict[str, URL]) -> None:
-    before = cluster.run(Write("before"), shard=SHARD)
+    before = cluster.at(shard=SHARD).run(Write("before"))
     move(nodes)
     write = Write("after")
-    after = cluster.run(write, shard=SHARD)
+    after = cluster.at(shard=SHARD).run(write)
     assert write.calls == 2
     assert after.id > before.id
     assert cluster.shard_of(after.id) == SHARD
@@ -181,25 +182,26 @@ def test_run_goes_to_the_new_node(cluster: Cluster, nodes: dict[str, URL]) -> No
     assert words_on(nodes["a"]) == ["before"]
     assert words_on(nodes["b"]) == ["before", "after"]
     again = Write("again")
-    cluster.run(again, id=before.id)
+    cluster.at(id=before.id).run(again)
     assert again.calls == 1
 
 
 def test_run_goes_to_the_new_node_when_the_old_copy_is_gone(cluster: Cluster, nodes: dict[str, URL]) -> None:
-    cluster.run(Write("before"), shard=SHARD)
+    cluster.at(shard=SHARD).run(Write("before"))
     move(nodes)
     moves_by_hand.drop(nodes["catalog"], SHARD, "a")
-    assert cluster.run(lambda session: session.scalars(select(Note.words)).all(), shard=SHARD) == ["before"]
+    assert cluster.at(shard=SHARD).run(lambda session: session.scalars(select(Note.words)).all()) == [
+        "before"
+    ]
 
 
 def test_run_goes_to_the_new_node_when_commit_refuses(cluster: Cluster, nodes: dict[str, URL]) -> None:
     draw_at_commit(nodes["a"])
     move(nodes)
-    cluster.run(
+    cluster.at(shard=SHARD).run(
         lambda session: session.execute(
             insert(Note), [{"id": DEFAULT.encode(ms=1, shard=SHARD), "words": "late"}]
-        ),
-        shard=SHARD,
+        )
     )
     assert words_on(nodes["a"]) == []
     assert words_on(nodes["b"]) == ["late"]
@@ -208,7 +210,7 @@ def test_run_goes_to_the_new_node_when_commit_refuses(cluster: Cluster, nodes: d
 def test_run_goes_to_the_new_node_when_the_connection_is_lost(
     cluster: Cluster, nodes: dict[str, URL], admin: psycopg.Connection
 ) -> None:
-    cluster.run(Write("before"), shard=SHARD)
+    cluster.at(shard=SHARD).run(Write("before"))
     move(nodes)
 
     def lose(session: Session) -> str:
@@ -219,7 +221,7 @@ def test_run_goes_to_the_new_node_when_the_connection_is_lost(
         session.flush()
         return database
 
-    assert cluster.run(lose, shard=SHARD) == nodes["b"].database
+    assert cluster.at(shard=SHARD).run(lose) == nodes["b"].database
     assert words_on(nodes["b"]) == ["before", "after"]
 
 
@@ -231,7 +233,7 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
         moves_by_hand.place(nodes["catalog"], SHARD, "c")
         with Cluster.connect(nodes["catalog"], listen=False) as cluster:
             with pytest.raises(ConnectionFailed, match='node "c"'):
-                cluster.run(Write("too early"), shard=SHARD)
+                cluster.at(shard=SHARD).run(Write("too early"))
             if cure == "another node":
                 moves_by_hand.place(nodes["catalog"], SHARD, "b")
             else:
@@ -240,7 +242,7 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
                         "update shardids_catalog.node set url = %s where name = 'c'",
                         [catalog.nodes()["b"].url],
                     )
-            cluster.run(Write("in the end"), shard=SHARD)
+            cluster.at(shard=SHARD).run(Write("in the end"))
     assert words_on(nodes["b"]) == ["in the end"]
 
 
@@ -248,7 +250,7 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
     ("moved_to", "patience_s", "words"),
     [
         (None, 30, "is fenced and issues no IDs"),
-        ("b", 0.6, r'has moved to node "b" .*the catalog has not shown that for 0\.6 s\n.*shard moves'),
+        ("b", 0.6, r'has moved to node "b" .*the catalog has not shown that for 0\.6 s\n.*shard move --list'),
         ("b", 0, 'has moved to node "b"'),
     ],
 )
@@ -258,7 +260,7 @@ def test_run_gives_up_while_the_shard_has_no_new_node(
     moves_by_hand.fence(nodes["catalog"], SHARD, moved_to)
     write, began = Write("refused"), time.monotonic()
     with pytest.raises(ShardFenced, match=words) as caught:
-        cluster.run(write, shard=SHARD, patience_s=patience_s)
+        cluster.at(shard=SHARD).run(write, patience_s=patience_s)
     assert type(caught.value) is (ShardMoved if moved_to else ShardFenced)
     took_s = time.monotonic() - began
     # One that is only fenced is waited for no longer than a fence takes to be committed.
@@ -281,7 +283,7 @@ def test_run_says_that_the_catalog_is_down(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", [name]
         )
         with pytest.raises(ShardMoved, match=COULD_NOT_BE_READ):
-            cluster.run(Write("refused"), shard=SHARD, patience_s=0.3)
+            cluster.at(shard=SHARD).run(Write("refused"), patience_s=0.3)
     finally:
         admin.execute(f"alter database {name} allow_connections true")
 
@@ -295,7 +297,7 @@ def test_run_is_patient_no_longer_with_a_catalog_that_hangs(
     def refused_after_s(number: int) -> float:
         began = time.monotonic()
         with pytest.raises(ShardMoved, match=COULD_NOT_BE_READ):
-            cluster.run(Write(f"refused {number}"), shard=SHARD, patience_s=1.5)
+            cluster.at(shard=SHARD).run(Write(f"refused {number}"), patience_s=1.5)
         return time.monotonic() - began
 
     reading = "select count(*) from pg_stat_activity where datname = %s and wait_event_type = 'Lock'"
@@ -323,6 +325,37 @@ def test_a_read_for_many_finds_what_was_committed_before_each_asked(
         assert cluster.node_of(SHARD).name == "b"
 
 
+def test_a_read_that_brings_the_new_place_is_not_repeated(
+    nodes: dict[str, URL], admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = "select count(*) from pg_stat_activity where datname = %s and wait_event_type = 'Lock'"
+    name = nodes["catalog"].database
+    reads: list[bool] = []
+    with (
+        Cluster.connect(nodes["catalog"], listen=False) as cluster,
+        psycopg.connect(dsn(nodes["catalog"])) as holder,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        followed, refresh = cluster._followed, cluster._followed.refresh
+        monkeypatch.setattr(followed, "refresh", lambda: (reads.append(True), refresh()))
+        asked = threading.Event()
+
+        def has_moved() -> bool:
+            asked.set()
+            return followed.current.node_of[SHARD] == "b"
+
+        holder.execute("lock table shardids_catalog.placement in access exclusive mode")
+        holder.execute("update shardids_catalog.placement set node = 'b' where shard = %s", [SHARD])
+        early = pool.submit(cluster.refresh)
+        wait_for(lambda: admin.execute(reading, [name]).fetchone() == (1,), "a read is under way")
+        late = pool.submit(followed.try_refresh, 10, is_enough=has_moved)
+        assert not asked.wait(0.2)
+        holder.commit()
+        assert early.result()
+        assert late.result()
+    assert reads == [True]
+
+
 def test_watchers_are_told_of_newer_placements_only(cluster: Cluster, nodes: dict[str, URL]) -> None:
     told: list[int] = []
     with cluster._followed.watched(lambda: told.append(cluster.placement.version)):
@@ -343,7 +376,7 @@ def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> Non
     placing.start()
     with Cluster.connect(nodes["catalog"], listen=listen) as cluster:
         write = Write("in the end")
-        cluster.run(write, shard=SHARD)
+        cluster.at(shard=SHARD).run(write)
         assert cluster.node_of(SHARD).name == "b"
     placing.join()
     assert 1 < write.calls < 10
@@ -358,7 +391,7 @@ def test_run_goes_on_where_it_was_when_a_move_is_taken_back(cluster: Cluster, no
     moves_by_hand.fence(nodes["catalog"], SHARD, "b")
     taking_back = Timer(0.3, take_back)
     taking_back.start()
-    cluster.run(Write("at home"), shard=SHARD)
+    cluster.at(shard=SHARD).run(Write("at home"))
     taking_back.join()
     assert words_on(nodes["a"]) == ["at home"]
 
@@ -369,7 +402,7 @@ def test_run_gives_up_where_the_new_node_refuses(cluster: Cluster, nodes: dict[s
         direct.execute("select shardids.fence(%s)", [SHARD])
     write = Write("refused")
     with pytest.raises(ShardFenced, match='node "b"'):
-        cluster.run(write, shard=SHARD)
+        cluster.at(shard=SHARD).run(write)
     assert write.calls > 2
 
 
@@ -378,7 +411,7 @@ def test_run_does_not_repeat_what_may_be_committed(
 ) -> None:
     write = Write("perhaps", lambda session: (move(nodes), end_backend(session, admin)))
     with pytest.raises(CommitUncertain, match="COMMIT"):
-        cluster.run(write, shard=SHARD)
+        cluster.at(shard=SHARD).run(write)
     assert write.calls == 1
 
 
@@ -389,7 +422,7 @@ def test_run_finds_a_shard_that_was_made_meanwhile(blank_database: Blank) -> Non
         direct.execute("delete from shardids_catalog.placement")
         with Cluster.connect(url, listen=False) as cluster:
             with pytest.raises(UnknownShard, match="shard 0"):
-                cluster.run(lambda _session: None, shard=0)
+                cluster.at(shard=0).run(lambda _session: None)
             direct.execute("insert into shardids_catalog.placement values (0, 'a', 'active')")
-            assert cluster.run(lambda _session: "made", shard=0) == "made"
+            assert cluster.at(shard=0).run(lambda _session: "made") == "made"
             assert catalog.placement() == cluster.placement

@@ -13,11 +13,11 @@ from sqlalchemy.engine import URL
 
 from shardids import mover
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import temporary_server, temporary_servers
 from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
+from shardids.migrate.install import provision
 from shardids.mover import Options, StepDone, Waiting
+from shardids.pg.embedded import temporary_server, temporary_servers
 from tests.support.clusters import objects, whole_story
 from tests.support.moves import (
     TwoNodes,
@@ -249,8 +249,12 @@ def test_a_shard_that_can_not_go_there(nodes: TwoNodes, moved_shard: int) -> Non
             "replica identity full",
         ),
         ("alter table {s}.notes set unlogged", "table {s}.notes is unlogged", "set logged"),
-        ("select shardids.fence({n})", 'it is fenced on node "a"', "shardids.activate({n})"),
-        ("begin; select shardids.fence({n}); rollback", 'it is fenced on node "a"', "shardids.activate({n})"),
+        ("select shardids.fence({n})", 'it is fenced on node "a"', "shardids shard activate {n}"),
+        (
+            "begin; select shardids.fence({n}); rollback",
+            'it is fenced on node "a"',
+            "shardids shard activate {n}",
+        ),
         (
             "create role only_a; grant select on {s}.users to only_a",
             'node "b" lacks roles that own or may use its objects: "only_a"',

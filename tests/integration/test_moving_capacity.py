@@ -10,9 +10,9 @@ import pytest
 from psycopg import sql as psql
 
 from shardids import mover
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import MoveRefused
 from shardids.mover import requirements
+from shardids.pg.embedded import temporary_servers
 from tests.support.moves import TwoNodes, two_nodes
 from tests.support.replicas import unsubscribe
 from tests.support.standbys import with_password

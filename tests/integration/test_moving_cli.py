@@ -1,4 +1,4 @@
-"""``shard move``, ``purge``, ``moves``, ``rebalance``, ``node drain`` as they are typed."""
+"""``shard move``, ``purge``, ``moves``, ``rebalance``, ``rebalance --drain`` as they are typed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from shardids.cli import app
-from shardids.dev.embedded import temporary_servers
+from shardids.pg.embedded import temporary_servers
 from tests.support.clusters import Nursery
 from tests.support.killed_moves import killed_move
 from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
@@ -64,7 +64,7 @@ def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) 
     back = run("shard", "move", str(shard), "--back", "--offline")
     assert back.exit_code == 0, back.stderr
     assert nodes.catalog.node_of(shard).name == "a"
-    listed = json.loads(run("shard", "moves", "--json").stdout)
+    listed = json.loads(run("shard", "move", "--list", "--json").stdout)
     moves = [[row["from"], row["to"], row["how"], row["outcome"]] for row in listed if row["shard"] == shard]
     assert moves == [["a", "b", "live", "moved"], ["b", "a", "offline", "moved"]]
 
@@ -88,7 +88,7 @@ def test_a_broken_off_move_is_told_and_taken_up(nodes: TwoNodes, run: Run) -> No
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["1"], 2, "say what to do: one of --to NODE, --back, --resume and --abort"),
+        (["1"], 2, "say what to do: one of --to NODE, --back, --resume, --abort and --list"),
         (["1", "--to", "b", "--back"], 2, "one of --to NODE"),
         (["--to", "b"], 2, "which shards?"),
         (["99", "--to", "b"], 2, "'99' is not a range of shards of this cluster"),
@@ -109,9 +109,9 @@ def test_what_can_not_be(run: Run, words: list[str], code: int, message: str) ->
 def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     """What the tests before have left on node a goes to b; then the half of it comes back."""
     held = Counter(nodes.catalog.placement().node_of.values())["a"]
-    assert "there is no node to move shards to" in run("node", "drain", "a", "--exclude", "b").stderr
-    assert 'node "a":' in run("node", "drain", "a", "--dry-run").stdout
-    done = run("node", "drain", "a", "--json")
+    assert "there is no node to move shards to" in run("rebalance", "--drain", "a", "--exclude", "b").stderr
+    assert 'node "a":' in run("rebalance", "--drain", "a", "--dry-run").stdout
+    done = run("rebalance", "--drain", "a", "--json")
     assert done.exit_code == 0, done.stderr
     assert len(json.loads(done.stdout)) == held
     assert Counter(nodes.catalog.placement().node_of.values()) == {"b": SHARDS}
@@ -123,7 +123,7 @@ def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     assert kept.exit_code == 1
     assert 'node "a" has copies of shards ' in kept.stderr
     assert "shardids shard purge " in kept.stderr
-    planned = json.loads(run("rebalance", "--plan", "--json").stdout)
+    planned = json.loads(run("rebalance", "--dry-run", "--json").stdout)
     balanced = run("rebalance", "--json")
     assert balanced.exit_code == 0, balanced.stderr
     assert [row["shard"] for row in json.loads(balanced.stdout)] == [

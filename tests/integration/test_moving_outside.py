@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from shardids import mover
-from shardids.catalog.locks import AdvisoryLock
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, MoveRefused
 from shardids.mover import Options, StepBegun, StepDone, Waiting, cutover
+from shardids.pg.embedded import temporary_servers
+from shardids.pg.locks import AdvisoryLock
 from tests.support.clusters import command
 from tests.support.killed_moves import finish
 from tests.support.lengths import sampled

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import func, select
 
-from shardids import Cluster, mover, views
-from shardids.dev.embedded import temporary_servers
+from shardids import Cluster, mover
+from shardids.pg.embedded import temporary_servers
+from shardids.tables import views
 from tests.support.application import TABLES, Photo, User
 from tests.support.moves import TwoNodes, schema, two_nodes
 from tests.support.waiting import wait_for
@@ -65,7 +66,7 @@ class Traffic:
         while not self._stop.is_set():
             n += 1
             # A shard may be moving: run() repeats the transaction on its new owner.
-            self.written.append(self.cluster.run(_add_photo, shard=n % SHARDS, patience_s=30))
+            self.written.append(self.cluster.at(shard=n % SHARDS).run(_add_photo, patience_s=30))
 
     def _read(self) -> None:
         while not self._stop.is_set():

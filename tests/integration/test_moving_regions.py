@@ -19,14 +19,15 @@ from markdown_it import MarkdownIt
 from sqlalchemy.engine import URL
 from typer.testing import CliRunner
 
-from shardids import doctor, mover
+from shardids import mover
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog
 from shardids.cli import app
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import ClusterConflict
 from shardids.mover.journal import Journal
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.watch import doctor
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import Nursery, catalog_at, command, environment
 from tests.support.moves import url_of
@@ -118,7 +119,7 @@ def test_what_is_outside_is_found_and_comes_home(nodes: dict[str, URL], catalog:
     ):
         assert message in run("shard", "move", *words, code=1).stderr
         assert message in run("shard", "move", *words, "--dry-run", code=1).stderr
-    planned = json.loads(run("rebalance", "--plan", "--json").stdout)
+    planned = json.loads(run("rebalance", "--dry-run", "--json").stdout)
     assert {one["shard"]: one["target"] for one in planned["transfers"]}.items() >= {4: "b", 5: "b"}.items()
     run("rebalance")
     placement = catalog.placement()
@@ -166,15 +167,15 @@ def test_a_rebalance_that_dies_is_resumed_and_keeps_to_the_region(
 
 def test_a_drained_node_gives_its_shards_to_its_region_alone(catalog: Catalog, run: Run) -> None:
     create_region(catalog, Region(name="eu", first_shard=0, last_shard=3), ["a", "b"])
-    run("node", "drain", "b")
+    run("rebalance", "--drain", "b")
     assert catalog.placement().node_of == {0: "a", 1: "a", 2: "a", 3: "a", 4: "c", 5: "c"}
-    refused = run("node", "drain", "c", code=1)
+    refused = run("rebalance", "--drain", "c", code=1)
     assert "there is no node without a region to take shards 4-5" in refused.stderr
-    refused = run("node", "drain", "a", "--exclude", "b", code=1)
+    refused = run("rebalance", "--drain", "a", "--exclude", "b", code=1)
     assert 'shards 0-3 can only go to a node of region "eu", and b is excluded' in refused.stderr
     assert "Leave b in." in refused.stderr
-    run("region", "release", "b")
-    refused = run("node", "drain", "a", code=1)
+    run("region", "assign", "--none", "b")
+    refused = run("rebalance", "--drain", "a", code=1)
     assert 'there is no node of region "eu" to take shards 0-3' in refused.stderr
     assert "--region eu; to assign one: shardids region assign eu NODE" in refused.stderr
     assert Counter(catalog.placement().node_of.values()) == {"a": 4, "c": 2}

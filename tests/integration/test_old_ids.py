@@ -37,14 +37,16 @@ from sqlalchemy.orm import (
     selectinload,
 )
 
-from shardids import AsyncCluster, Cluster, PageQuery, doctor, sharding_key, views
+from shardids import AsyncCluster, Cluster, PageQuery, sharding_key
 from shardids.catalog.old_ids import OldIdRule, forget_old_ids, write_old_ids
 from shardids.catalog.topology import shard_for_key
 from shardids.cli import app
-from shardids.doctor.findings import Finding
-from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument, CannotCombine, ClusterConflict, CopyFailed, UnknownId, WrongShard
 from shardids.ids.layout import DEFAULT
+from shardids.tables import views
+from shardids.watch import doctor
+from shardids.watch.doctor.findings import Finding
+from shardids.watch.facts.rows import ShardingKey
 from tests.conftest import BlankDatabases, dsn, found_cluster
 from tests.support.adopted import (
     EVENTS,
@@ -100,7 +102,7 @@ def test_every_old_row_is_found_by_its_id_and_its_table(shop: Shop, cluster: Clu
         with cluster.session(id=id_, of=model) as session:
             found = session.get_one(model, id_)
             assert found.id == id_
-        assert cluster.run(lambda s, m=model, i=id_: s.get_one(m, i).id, id=id_, of=model) == id_
+        assert cluster.at(id=id_, of=model).run(lambda s, m=model, i=id_: s.get_one(m, i).id) == id_
 
 
 def test_new_ids_tell_their_shards_with_and_without_their_table(shop: Shop, cluster: Cluster) -> None:
@@ -117,7 +119,7 @@ def test_an_old_id_without_its_table_is_refused(cluster: Cluster) -> None:
     for ask in (
         lambda: cluster.shard_of(17),
         lambda: cluster.session(id=17),
-        lambda: cluster.run(lambda session: session, id=17),
+        lambda: cluster.at(id=17).run(lambda session: session),
         lambda: cluster.shard_of(-17),
     ):
         with pytest.raises(BadArgument, match="issued before this cluster") as refused:
@@ -464,7 +466,7 @@ def test_a_client_learns_of_rules_that_are_written_while_it_runs(databases: Blan
 def test_an_id_that_two_shards_have_is_refused(shop: Shop, cluster: Cluster) -> None:
     id_ = 30_000
     for shard in (2, 6):
-        with cluster.connection(shard) as connection, connection.begin():
+        with cluster.at(shard=shard).connection() as connection, connection.begin():
             connection.execute(insert(Event), {"id": id_, "user_id": one_of(shop, User, shard)})
     try:
         with pytest.raises(
@@ -473,7 +475,7 @@ def test_an_id_that_two_shards_have_is_refused(shop: Shop, cluster: Cluster) -> 
             cluster.shard_of(id_, of=Event)
     finally:
         for shard in (2, 6):
-            with cluster.connection(shard) as connection, connection.begin():
+            with cluster.at(shard=shard).connection() as connection, connection.begin():
                 connection.execute(delete(Event).where(Event.id == id_))
 
 
@@ -538,7 +540,7 @@ def test_doctor_finds_misplaced_rows(shop: Shop, model: type[Any], row: dict[str
     shard = 5
     assert shard_for_key(555, SHARDS) != shard
     rest = {"name": "x"} if model is User else {"user_id": one_of(shop, User, shard), "total": 1}
-    with shop.cluster.connection(shard) as connection, connection.begin():
+    with shop.cluster.at(shard=shard).connection() as connection, connection.begin():
         connection.execute(insert(model), row | rest)
     try:
         (found,) = misplaced(shop)
@@ -550,7 +552,7 @@ def test_doctor_finds_misplaced_rows(shop: Shop, model: type[Any], row: dict[str
             assert {one.check for one in keyed} == {"row-in-wrong-shard", "key-in-wrong-shard"}
             assert all(said in one.what for one in keyed)
     finally:
-        with shop.cluster.connection(shard) as connection, connection.begin():
+        with shop.cluster.at(shard=shard).connection() as connection, connection.begin():
             connection.execute(delete(model).where(model.id == row["id"]))
 
 
@@ -603,7 +605,7 @@ def test_the_query_node_needs_no_ids(shop: Shop) -> None:
                     select(func.count()).select_from(orders.subquery()),
                 ):
                     assert answer(session, statement) == answer(plain, statement)
-            with shop.cluster.connection(7) as connection:
+            with shop.cluster.at(shard=7).connection() as connection:
                 shards = "select shardids_shard from shardids_nodes.users where id = :id"
                 assert connection.scalar(text(shards), {"id": old}) == 7
         finally:
@@ -634,7 +636,8 @@ def test_old_ids_with_asyncio(shop: Shop) -> None:
                 async def get(session: Any, model: Any = model, id_: int = id_) -> Any:
                     return await session.get_one(model, id_)
 
-                assert (await cluster.run(get, id=id_, of=model)).id == id_
+                assert (await cluster.at(id=id_, of=model).run(get)).id == id_
+                assert (await cluster.at(id=id_, of=model)).number == shop.shard_of[model, id_]
             async with cluster.sharded_session(fan_out="named") as session:
                 items = [n for (m, n) in shop.shard_of if m is Item][:9]
                 found = (await session.scalars(select(Item).where(Item.id.in_(items)))).all()
@@ -678,7 +681,7 @@ def test_tables_keep_their_uuids_with_a_column_that_routes(databases: BlankDatab
     found_cluster(url, {"a": url}, 4)
     with Cluster.connect(url, listen=False) as cluster:
         for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 UuidBase.metadata.create_all(connection, checkfirst=False)
         with cluster._catalog.engine.begin() as connection:
             write_old_ids(connection, rules=[OldIdRule(table="accounts", column="id", rule="key")])

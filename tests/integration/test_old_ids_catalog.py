@@ -22,7 +22,7 @@ from shardids.catalog.old_ids import (
 from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed
 from shardids.ids.layout import DEFAULT, Layout
-from shardids.install import provision
+from shardids.migrate.install import provision
 
 RULES = [
     OldIdRule(table="users", column="id", rule="key"),
@@ -155,7 +155,7 @@ def test_negative_ids_are_new_where_the_layout_uses_the_sign(blank_database: obj
 
 
 def test_a_rule_that_is_none_is_refused(connection: Connection) -> None:
-    with pytest.raises(BadArgument, match="'guess' is no rule for old IDs"):
+    with pytest.raises(BadArgument, match="'guess' is not a rule for old IDs"):
         OldIdRule(table="users", column="id", rule="guess")
     with pytest.raises((DBAPIError, StatementFailed)):
         connection.execute(text("insert into shardids_catalog.old_id_rule values ('users', 'id', 'guess')"))

@@ -122,7 +122,7 @@ def make_home(url: URL) -> None:
     found_cluster(url, {"a": url}, 8)
     with Cluster.connect(url) as cluster:
         for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection)
 
 
@@ -148,7 +148,7 @@ def default_of(connection: Connection, table: str, column: str) -> tuple[Any, ..
 def test_a_tables_default_is_the_function_of_its_shard(cluster: Cluster) -> None:
     for shard in range(4):
         schema = f"shard_{shard:04}"
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             connection.exec_driver_sql("set local search_path = pg_catalog")
             for table, column in (
                 ("authors", "id"),
@@ -170,10 +170,10 @@ def test_a_tables_default_is_the_function_of_its_shard(cluster: Cluster) -> None
 
 
 def test_create_all_again_finds_the_tables(cluster: Cluster) -> None:
-    with cluster.shard_engine(1).begin() as connection:
+    with cluster.at(shard=1).engine.begin() as connection:
         Base.metadata.create_all(connection)
         assert inspect(connection).has_table("authors", schema="shard_0001")
-    with cluster.shard_engine(4).begin() as connection:
+    with cluster.at(shard=4).engine.begin() as connection:
         Base.metadata.create_all(connection)
         Base.metadata.drop_all(connection)
         assert not inspect(connection).has_table("authors", schema="shard_0004")
@@ -276,7 +276,7 @@ def test_the_orm_writes_many_rows_and_their_relations(cluster: Cluster) -> None:
 
 
 def test_ids_that_were_reserved_need_no_round_trip(cluster: Cluster) -> None:
-    block = cluster.reserve(2, 300)
+    block = cluster.at(shard=2).reserve(300)
     with cluster.session(shard=2) as session, session.begin():
         statements: list[str] = []
         event.listen(
@@ -287,7 +287,9 @@ def test_ids_that_were_reserved_need_no_round_trip(cluster: Cluster) -> None:
         session.add_all(Author(id=one, name="reserved") for one in block)
         session.flush()
         assert len(statements) < 10
-        session.execute(insert(Author), [{"id": one, "name": "reserved"} for one in cluster.reserve(2, 300)])
+        session.execute(
+            insert(Author), [{"id": one, "name": "reserved"} for one in cluster.at(shard=2).reserve(300)]
+        )
     with cluster.session(shard=2) as session:
         kept = session.scalars(select(Author.id).where(Author.name == "reserved").order_by(Author.id)).all()
         assert kept[:300] == list(block)
@@ -295,7 +297,7 @@ def test_ids_that_were_reserved_need_no_round_trip(cluster: Cluster) -> None:
 
 
 def test_core_inserts(cluster: Cluster) -> None:
-    with cluster.shard_engine(3).begin() as connection:
+    with cluster.at(shard=3).engine.begin() as connection:
         (one,) = connection.execute(CORE.insert().values(word="a").returning(CORE.c.id)).scalars()
         (key,) = connection.execute(CORE.insert().values(word="b")).inserted_primary_key
         rows = connection.execute(
@@ -352,7 +354,7 @@ def test_dataclasses(cluster: Cluster) -> None:
 
 def test_next_id_as_an_expression(cluster: Cluster) -> None:
     for shard in (2, 6):
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             drawn = connection.scalars(select(next_id()).select_from(func.generate_series(1, 10))).all()
             assert len(set(drawn)) == 10
             assert {cluster.shard_of(one) for one in drawn} == {shard}
@@ -362,11 +364,11 @@ def test_next_id_as_an_expression(cluster: Cluster) -> None:
 
 
 def test_the_default_is_inlined(cluster: Cluster) -> None:
-    with cluster.connection(1) as connection:
+    with cluster.at(shard=1).connection() as connection:
         plan = "\n".join(
             connection.scalars(text("explain (verbose) insert into shard_0001.events (word) values ('a')"))
         )
-    assert "shardids.next_id(" in plan
+    assert "shardids.current_id(" in plan
     assert "'shard_0001.id_counter'::regclass" in plan
     assert "shard_0001.next_id()" not in plan
 
@@ -399,7 +401,7 @@ def test_two_shards_in_one_metadata(cluster: Cluster) -> None:
 
 
 def test_cached_statements_go_to_the_shard_of_their_session(cluster: Cluster) -> None:
-    makers = {shard: sessionmaker(cluster.shard_engine(shard)) for shard in range(4)}
+    makers = {shard: sessionmaker(cluster.at(shard=shard).engine) for shard in range(4)}
     for turn in range(3):
         for shard, make in makers.items():
             with make() as session, session.begin():
@@ -418,7 +420,7 @@ def test_cached_statements_go_to_the_shard_of_their_session(cluster: Cluster) ->
 def test_one_session_for_several_shards_in_turn(cluster: Cluster) -> None:
     make = sessionmaker()
     for shard in (0, 3, 0):
-        with make(bind=cluster.shard_engine(shard)) as session, session.begin():
+        with make(bind=cluster.at(shard=shard).engine) as session, session.begin():
             assert (
                 cluster.shard_of(session.scalars(insert(Author).values(name="x").returning(Author.id)).one())
                 == shard
@@ -426,7 +428,7 @@ def test_one_session_for_several_shards_in_turn(cluster: Cluster) -> None:
 
 
 def test_a_model_may_have_a_column_that_is_no_key(cluster: Cluster) -> None:
-    with cluster.shard_engine(6).begin() as connection:
+    with cluster.at(shard=6).engine.begin() as connection:
         table = Table(
             "plain",
             MetaData(),

@@ -38,7 +38,7 @@ def cluster(databases: BlankDatabases) -> Iterator[Cluster]:
     found_cluster(url, {"a": url}, 4)
     with Cluster.connect(url) as cluster:
         for shard in (*SHARDS, 3):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection)
         for number in range(ROWS):
             for shard in SHARDS:

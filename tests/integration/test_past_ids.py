@@ -41,7 +41,7 @@ def cluster(blank_database: Any) -> Iterator[Cluster]:
 
 def run(cluster: Cluster, statement: str) -> list[Any]:
     """Executes a statement in the shard; ``{t}`` is the table."""
-    with cluster.connection(SHARD) as connection, connection.begin():
+    with cluster.at(shard=SHARD).connection() as connection, connection.begin():
         plain = connection.execution_options(no_parameters=True)
         done = plain.exec_driver_sql(statement.replace("{t}", f'{cluster.schema_of(SHARD)}."{TABLE}"'))
         return list(done) if done.returns_rows else []
@@ -89,7 +89,7 @@ def test_rows_get_distinct_ids_in_the_order_of_their_times(cluster: Cluster) -> 
     assert sum(one == timedelta(0) for one in late) == 2000 + 1024
     assert fill(cluster) == 0
     assert rows(cluster) == found
-    assert cluster.reserve(SHARD, 1)[0] > max(ids)
+    assert cluster.at(shard=SHARD).reserve(1)[0] > max(ids)
 
 
 def test_what_a_shard_may_have_issued_is_refused_and_nothing_is_changed(cluster: Cluster) -> None:

@@ -49,7 +49,7 @@ def url(role: URL, blank_database: Callable[[], URL]) -> URL:
 @pytest.fixture
 def owner(url: URL, role: URL) -> Iterator[Db]:
     with connect(dsn(url)) as connection:
-        connection.execute("select shardids.grant_usage(5, %s)", [role.username])
+        connection.execute("select shardids.grant_usage(array[5], %s)", [role.username])
         yield connection
 
 
@@ -66,7 +66,7 @@ def sessions(databases: BlankDatabases, make_role: MakeRole) -> Iterator[tuple[D
     url, role = databases.take(), make_role("app")
     install(url, shards=(5, 6))
     with connect(dsn(url)) as owner, connect(dsn(role.set(database=url.database))) as app:
-        owner.execute("select shardids.grant_usage(5, %s)", [role.username])
+        owner.execute("select shardids.grant_usage(array[5], %s)", [role.username])
         draw(app)
         yield owner, app
     databases.give_back(url)
@@ -132,7 +132,7 @@ def test_a_role_with_usage_draws_where_functions_are_not_public(
             install(url)
         finally:
             owner.execute("alter default privileges grant execute on functions to public")
-        owner.execute("select shardids.grant_usage(5, %s)", [role.username])
+        owner.execute("select shardids.grant_usage(array[5], %s)", [role.username])
     with connect(dsn(role.set(database=url.database))) as app:
         assert increases(draw(app, 10))
         assert len(draw_block(app, 10)) == 10
@@ -157,8 +157,8 @@ def test_a_role_with_usage_draws_where_functions_are_not_public(
         "select shardids.activate(5)",
         "select shardids.activate(5, 9223372036854775807)",
         "select shardids.stop(5, 'shard_0005.id_counter', 'shard_0005.id_offset')",
-        "select shardids.grant_usage(6, current_user)",
-        "select shardids.revoke_usage(5, current_user)",
+        "select shardids.grant_usage(array[6], current_user)",
+        "select shardids.revoke_usage(array[5], current_user)",
         "select shardids.enter_shard(5)",
         "select shardids.enter_shard(7)",
         "update shardids.node set max_ahead = '10 years'",
@@ -215,7 +215,7 @@ def test_another_shards_offset_can_not_be_named_to_an_allowed_one(owner: Db, app
     draw(app)
     before = shard_states(owner)
     for oid in (scalar(owner, "select 'shard_0006.id_offset'::regclass::oid"), 0, 2**32 - 1):
-        for call in ("set_aside(%s::oid::regclass, 10)", "late_id(%s::oid::regclass)"):
+        for call in ("set_aside_5(%s::oid::regclass, 10)", "late_id_5(%s::oid::regclass)"):
             with refused("SI004"):
                 app.execute(f"select shard_0005.{call}", [oid])
     assert shard_states(owner) == before
@@ -224,8 +224,8 @@ def test_another_shards_offset_can_not_be_named_to_an_allowed_one(owner: Db, app
 @pytest.mark.parametrize(
     "statement",
     [
-        "select shard_0006.set_aside('shard_0006.id_offset', 100)",
-        "select shard_0006.late_id('shard_0006.id_offset')",
+        "select shard_0006.set_aside_6('shard_0006.id_offset', 100)",
+        "select shard_0006.late_id_6('shard_0006.id_offset')",
         "select shardids.reserve(6, 100)",
         "select shardids.advance(6, 'shard_0006.id_offset', 100)",
         "select shardids.set_aside('shard_0006.id_offset', 6, 100, null)",
@@ -240,8 +240,8 @@ def test_a_role_draws_from_no_shard_that_its_session_drew_from_under_another_rol
     allowed, other, pool = make_role("allowed"), make_role("other"), make_role("pool")
     names = [sql.Identifier(str(role.username)) for role in (allowed, other, pool)]
     owner.execute(sql.SQL("grant {0}, {1} to {2}").format(*names))
-    owner.execute("select shardids.grant_usage(6, %s)", [allowed.username])
-    owner.execute("select shardids.grant_usage(5, %s)", [other.username])
+    owner.execute("select shardids.grant_usage(array[6], %s)", [allowed.username])
+    owner.execute("select shardids.grant_usage(array[5], %s)", [other.username])
     with connect(dsn(pool.set(database=url.database))) as session:
         session.execute(sql.SQL("set role {}").format(names[0]))
         draw(session, 1, "shard_0006.next_id()")
@@ -268,7 +268,7 @@ def test_a_function_of_a_role_that_may_draw_draws_for_one_that_may_not(
 
 def test_revoking_takes_back_draws_and_reservations(owner: Db, app: Db, role: URL, url: URL) -> None:
     draw(app, 10)
-    owner.execute("select shardids.revoke_usage(5, %s)", [role.username])
+    owner.execute("select shardids.revoke_usage(array[5], %s)", [role.username])
     with connect(dsn(role.set(database=url.database))) as later:
         for session in (app, later):
             for statement in (
@@ -280,7 +280,7 @@ def test_revoking_takes_back_draws_and_reservations(owner: Db, app: Db, role: UR
                 with refused(DENIED, "permission denied"):
                     session.execute(statement)
         with refused(DENIED):
-            later.execute("select shard_0005.set_aside('shard_0005.id_offset', 10)")
+            later.execute("select shard_0005.set_aside_5('shard_0005.id_offset', 10)")
 
 
 def test_revoking_takes_back_what_a_prepared_insert_draws(owner: Db, app: Db, role: URL) -> None:
@@ -291,7 +291,7 @@ def test_revoking_takes_back_what_a_prepared_insert_draws(owner: Db, app: Db, ro
     app.execute("prepare one as insert into shard_0005.item (n) values (1)")
     for _ in range(8):
         app.execute("execute one")
-    owner.execute("select shardids.revoke_usage(5, %s)", [role.username])
+    owner.execute("select shardids.revoke_usage(array[5], %s)", [role.username])
     with refused(DENIED):
         app.execute("execute one")
 
@@ -302,8 +302,8 @@ def test_a_role_without_usage_is_denied(url: URL, make_role: MakeRole) -> None:
         for statement in (
             "select shard_0005.next_id()",
             "select shard_0005.next_ids(1)",
-            "select shard_0005.set_aside(0, 1)",
-            "select shard_0005.late_id(0)",
+            "select shard_0005.set_aside_5(0, 1)",
+            "select shard_0005.late_id_5(0)",
             "select shardids.reserve(5, 1)",
             "select shardids.shard_of(1)",
             "select shardids.advance(5, 0)",

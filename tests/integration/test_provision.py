@@ -18,10 +18,8 @@ from psycopg import sql
 from sqlalchemy.engine import URL
 
 from shardids import Cluster, Layout
-from shardids.catalog import connections
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
-from shardids.catalog.urls import parse_url
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
@@ -32,8 +30,10 @@ from shardids.errors import (
     UnsupportedServer,
 )
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
-from shardids.install.inspecting import inspect_shard
+from shardids.migrate.install import provision
+from shardids.migrate.install.inspecting import inspect_shard
+from shardids.pg import connections
+from shardids.pg.urls import parse_url
 from tests.conftest import BlankDatabases, MakeDatabase, MakeRole, dsn, found_cluster
 from tests.support.clusters import (
     Nursery,
@@ -229,7 +229,7 @@ def test_another_prefix_and_layout(pair: Pair) -> None:
         assert catalog.placement().nodes.keys() == {"A.eu-1_x"}
         assert inspect_shard(catalog, 63)["schema"] == "p0063"
     with Cluster.connect(pair[0]) as cluster:
-        (drawn,) = cluster.reserve(63, 1)
+        (drawn,) = cluster.at(shard=63).reserve(1)
         assert layout.decode(drawn).shard == cluster.shard_of(drawn) == 63
 
 
@@ -656,7 +656,7 @@ def test_a_database_without_an_encoding(server_url: URL, admin: psycopg.Connecti
         found_cluster(url, {"a": url}, 2)
         assert shards_there(url) == {0, 1}
         with Cluster.connect(url) as cluster:
-            assert len(cluster.reserve(1, 3)) == 3
+            assert len(cluster.at(shard=1).reserve(3)) == 3
     finally:
         admin.execute(f"drop database {url.database} with (force)")
 
@@ -831,6 +831,27 @@ def test_a_shards_schema_that_belongs_to_another_role(
     assert shards_there(own_database) == {0, 1, 2, 3}
 
 
+def test_a_function_that_another_role_put_into_a_shards_schema_does_not_become_the_shards(
+    new: Catalog, pair: Pair, make_role: MakeRole, admin: psycopg.Connection
+) -> None:
+    other = make_role("Other")
+    grant_create(admin, pair[0], other)
+    planted = "create function shard_0000.next_id_0() returns bigint language sql as 'select 1::bigint'"
+    with connected(pair[0]) as connection:
+        connection.execute("create schema shard_0000")
+        connection.execute(
+            sql.SQL("grant usage, create on schema shard_0000 to {}").format(
+                sql.Identifier(str(other.username))
+            )
+        )
+    with connected(as_role(pair[0], other)) as connection:
+        connection.execute(planted.encode())
+    before = objects(pair[0])
+    with pytest.raises(ShardidsError, match=r"next_id_0.*already exists"):
+        provision.create_shards(new, [0], node="a")
+    assert objects(pair[0]) == before
+
+
 def test_a_granted_role_draws_and_nothing_else(new: Catalog, pair: Pair, make_role: MakeRole) -> None:
     provision.create_shards(new, range(8))
     role = make_role("App")
@@ -861,9 +882,9 @@ def test_a_granted_role_has_the_use_of_the_cluster(new: Catalog, pair: Pair, mak
     provision.grant(new, str(role.username))
     with Cluster.connect(as_role(pair[0], role)) as cluster:
         for shard in range(8):
-            (drawn,) = cluster.reserve(shard, 1)
+            (drawn,) = cluster.at(shard=shard).reserve(1)
             assert cluster.shard_of(drawn) == shard
-            with cluster.connection(shard) as connection:
+            with cluster.at(shard=shard).connection() as connection:
                 assert connection.exec_driver_sql("select current_user").scalar_one() == role.username
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from shardids import Cluster
 from shardids.errors import BadArgument
-from shardids.testing.sessions import rolled_back
+from shardids.testing.clusters import rolled_back
 from tests.conftest import dsn
 from tests.support.clusters import ROOT, environment
 from tests.support.pytest_runs import run_pytest
@@ -154,7 +154,7 @@ from sqlalchemy import inspect
 def test_no_tables_were_made(shard_cluster, shard_session):
     assert shard_cluster.shard_count == 8
     schema = shard_cluster.schema_of(5)
-    assert not inspect(shard_cluster.shard_engine(5)).has_table("users", schema=schema)
+    assert not inspect(shard_cluster.at(shard=5).engine).has_table("users", schema=schema)
 """
     )
     ran = run_pytest(folder, "--shardids-catalog", dsn(cluster_url))

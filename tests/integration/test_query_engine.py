@@ -37,9 +37,10 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.sql.schema import ForeignKey
 
-from shardids import AsyncCluster, Cluster, primary_key, sharding_key, views
+from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.errors import BadArgument, CannotCombine, ClusterConflict, FanOutRefused, MissingPrivilege
-from shardids.views.state import state_of
+from shardids.tables import views
+from shardids.tables.views.refresh import state_of
 from tests.conftest import MakeRole, found_cluster
 from tests.support.clusters import catalog_at, connected
 
@@ -85,7 +86,7 @@ def urls(blank_database: Blank) -> dict[str, URL]:
     found_cluster(urls["a"], {"a": urls["a"], "b": urls["b"]}, SHARDS)
     with Cluster.connect(urls["a"], listen=False) as cluster:
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
                 connection.execute(insert(Setting), [{"name": "colour"}])
         with cluster.sharded_session() as session, session.begin():

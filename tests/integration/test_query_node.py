@@ -10,13 +10,14 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids import doctor, views
 from shardids.catalog.query_node import query_node_of
 from shardids.catalog.rows import Catalog
-from shardids.catalog.urls import shown_url
 from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege, StatementFailed
-from shardids.install import provision
-from shardids.views import refresh
+from shardids.migrate.install import provision
+from shardids.pg.urls import shown_url
+from shardids.tables import views
+from shardids.tables.views import refresh
+from shardids.watch import doctor
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, objects
 
@@ -117,7 +118,7 @@ def test_what_nobody_can_say_of_a_table_is_left_out(pair: Pair) -> None:
         before = objects(a)
         made = make(catalog, dry_run=True)
         assert any("create view" in statement for statement in made.statements)
-        why = "nothing says whether each shard has rows of its own (--sharded) or all have the same"
+        why = "it is unknown whether each shard has other rows (--sharded) or all have the same"
         assert [line for line in made.left_out if line.startswith("table")] == [
             f'table "{name}" is left out: {why} (--reference)' for name in ("countries", "settings")
         ]

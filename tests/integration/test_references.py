@@ -15,20 +15,9 @@ from sqlalchemy import BigInteger, ForeignKey, Integer, String, event, func, ins
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, selectinload
 
-from shardids import (
-    AsyncCluster,
-    Cluster,
-    doctor,
-    mover,
-    primary_key,
-    reference_table,
-    references,
-    sharding_key,
-    views,
-)
+from shardids import AsyncCluster, Cluster, mover, primary_key, reference_table, sharding_key
 from shardids.catalog.references import references_of
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
@@ -37,11 +26,15 @@ from shardids.errors import (
     ReferencesBehind,
     StatementFailed,
 )
-from shardids.install import provision
-from shardids.mover import cutover, failover, following
-from shardids.mover.events import Event, Waiting
-from shardids.references import following as attaching
-from shardids.references import state
+from shardids.migrate.install import provision
+from shardids.mover import cutover, failover
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.replication.barrier import BarrierSession
+from shardids.replication.steps import Event, Waiting
+from shardids.tables import references, views
+from shardids.tables.references import following as attaching
+from shardids.tables.references import state
+from shardids.watch import doctor
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import command_here as command
 from tests.support.migrations import App
@@ -115,9 +108,9 @@ def test_a_node_that_does_not_follow_is_named(nodes: Nodes) -> None:
             with pytest.raises(ReferencesBehind, match=r'not deleted: earlier changes .* node "c" within'):
                 references.delete_row(nodes.catalog, "currencies", ["GBP"])
         assert references_of(nodes.catalog).deletions == ()
-        shown = command("reference", "status", "--json", **nodes.environment)
+        shown = command("reference", "list", "--json", **nodes.environment)
         assert shown.returncode == 3, shown.stderr
-        assert {one["node"]: one["state"] for one in json.loads(shown.stdout)} == {
+        assert {one["node"]: one["state"] for one in json.loads(shown.stdout)["nodes"]} == {
             "a": "is written to",
             "b": "follows",
             "c": "its subscription is disabled",
@@ -390,7 +383,7 @@ def test_a_row_that_a_node_refers_to_stays_on_all(nodes: Nodes, node: str) -> No
 
 
 def test_a_row_that_is_being_changed_stays(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
+    monkeypatch.setattr("shardids.tables.references.following.LOCK_TIMEOUT", "300ms")
     with nodes.connected("a") as connection, connection.transaction():
         connection.execute("update shardids_ref.countries set name = 'changing' where code = 'FR'")
         with pytest.raises(ClusterConflict, match=r'FR .* stays: a transaction on node "a" has not ended'):
@@ -518,7 +511,7 @@ def test_a_shard_is_not_moved_to_a_node_that_does_not_follow(nodes: Nodes) -> No
         wait_for(lambda: "NO" in nodes.codes("b"), "the row to arrive")
         connection.execute(f"insert into shard_{shard:04}.users (name, country_code) values ('no', null)")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(following, "WITHIN_S", 0.2)
+        patch.setattr(cutover, "WITHIN_S", 0.2)
         with pytest.raises(MoveFailed, match='node "c" has not followed the writer of reference tables'):
             mover.move(nodes.catalog, shard, "c")
     with nodes.connected("b") as connection:
@@ -536,7 +529,7 @@ def test_a_pause_that_waits_for_reference_rows_ends_and_is_tried_again(nodes: No
     """The target has the shard's row before the row that it refers to: writers go on until it has both."""
     shard = nodes.shard_on("b")
     users = f"shard_{shard:04}.users"
-    close, said = cutover.close_barrier, list[str]()
+    close, said = BarrierSession.close, list[str]()
     with (
         nodes.connected("b") as source,
         nodes.connected("c") as target,
@@ -544,7 +537,7 @@ def test_a_pause_that_waits_for_reference_rows_ends_and_is_tried_again(nodes: No
         pytest.MonkeyPatch.context() as patch,
     ):
 
-        def refer_then_close(*given: Any) -> None:
+        def refer_then_close(*given: Any) -> float:
             if "IS" not in nodes.codes("a"):
                 # The worker that applies the writer's changes waits for this lock.
                 target.execute("begin")
@@ -552,7 +545,7 @@ def test_a_pause_that_waits_for_reference_rows_ends_and_is_tried_again(nodes: No
                 writer.execute("insert into shardids_ref.countries values ('IS', 'Iceland')")
                 wait_for(lambda: "IS" in nodes.codes("b"), "the row to be on the source")
                 source.execute(f"insert into {users} (name, country_code) values ('in the pause', 'IS')")
-            close(*given)
+            return close(*given)
 
         def tell(event: Event) -> None:
             if (
@@ -565,7 +558,7 @@ def test_a_pause_that_waits_for_reference_rows_ends_and_is_tried_again(nodes: No
                 assert "IS" not in nodes.codes("c")
                 target.execute("commit")
 
-        patch.setattr(cutover, "close_barrier", refer_then_close)
+        patch.setattr(BarrierSession, "close", refer_then_close)
         mover.move(nodes.catalog, shard, "c", on_event=tell)
         found = target.execute(f"select name from {users} where country_code = 'IS'").fetchall()
     assert (len(said), found) == (1, [("after it",)])
@@ -583,7 +576,7 @@ def test_nodes_are_not_changed_without_their_tables(nodes: Nodes, server: Embedd
     ):
         with pytest.raises(ClusterConflict, match=r"has reference tables \(countries, currencies") as refused:
             call()
-        assert refused.value.hint == f"Call shardids.references.{instead} instead."
+        assert refused.value.hint == f"Call shardids.tables.references.{instead} instead."
     references.add_node(nodes.catalog, "e", url)
     nodes.urls["e"] = make_url(url)
     try:
@@ -619,7 +612,7 @@ def test_a_writer_that_is_drained_stays_the_writer_until_another_is_chosen(nodes
     shards = [shard for shard, node in nodes.catalog.placement().node_of.items() if node == "c"]
     references.move_writer(nodes.catalog, "c")
     for more in (["--dry-run"], []):
-        said = command("node", "drain", "c", *more, **nodes.environment)
+        said = command("rebalance", "--drain", "c", *more, **nodes.environment)
         assert said.returncode == 0, said.stderr
         assert 'Reference tables are written to on node "c", which this does not change.' in said.stderr
     mover.purge(nodes.catalog, shards)
@@ -697,7 +690,7 @@ def test_a_writer_that_can_not_be_moved_stays(nodes: Nodes, monkeypatch: pytest.
     )
     with pytest.raises(ClusterConflict, match="no node"):
         references.move_writer(nodes.catalog, "z")
-    monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
+    monkeypatch.setattr("shardids.tables.references.following.LOCK_TIMEOUT", "300ms")
     followed = nodes.following()
     with nodes.connected("a") as connection, connection.transaction():
         # Without an ID, for which a slot on this server would wait.
@@ -707,9 +700,11 @@ def test_a_writer_that_can_not_be_moved_stays(nodes: Nodes, monkeypatch: pytest.
     with nodes.connected("b") as connection, connection.transaction():
         connection.execute("set local session_replication_role = replica")
         connection.execute("update shardids_ref.countries set name = 'other' where code = 'FR'")
-    with pytest.raises(ClusterConflict, match='node "b" has not the same rows of reference table countries'):
+    with pytest.raises(
+        ClusterConflict, match='node "b" does not have the same rows of reference table countries'
+    ):
         references.move_writer(nodes.catalog, "b")
-    monkeypatch.setattr("shardids.references.following._SLOT_TIMEOUT", "300ms")
+    monkeypatch.setattr("shardids.tables.references.following._SLOT_TIMEOUT", "300ms")
     with nodes.connected("b") as connection, connection.transaction():
         connection.execute("select pg_current_xact_id()")
         with pytest.raises(
@@ -790,7 +785,7 @@ def test_a_writer_without_its_publication_is_repaired(nodes: Nodes) -> None:
     [
         ("create table {t} (n int)", "no primary key"),
         ("create unlogged table {t} (n int primary key)", "unlogged"),
-        ("create table {t} (n int primary key) partition by range (n)", "no plain table"),
+        ("create table {t} (n int primary key) partition by range (n)", "not a plain table"),
         ("create table {t} (n bigint primary key references shard_0000.users)", "refers to shard_0000.users"),
         (
             "create table {t} (n int primary key); alter table {t} enable row level security",
@@ -841,7 +836,11 @@ def test_a_table_is_made_by_sql_and_dropped_again(nodes: Nodes) -> None:
         with nodes.connected(node) as connection:
             wait_for(lambda c=connection: c.execute(everything).fetchall() == there, "the rows to arrive")
     listed = command("reference", "list", "--json", **nodes.environment)
-    assert [one["name"] for one in json.loads(listed.stdout)] == ["countries", "currencies", "units"]
+    assert [one["name"] for one in json.loads(listed.stdout)["tables"]] == [
+        "countries",
+        "currencies",
+        "units",
+    ]
     refused = command("reference", "drop", "countries", "--yes", **nodes.environment)
     assert "users refers to reference table countries" in refused.stderr
     dropped = command("reference", "drop", "units", "--yes", **nodes.environment)
@@ -1019,7 +1018,7 @@ def test_create_all_does_not_make_them(nodes: Nodes) -> None:
         id: Mapped[int] = mapped_column(primary_key=True)
 
     with (
-        nodes.cluster.shard_engine(0).begin() as connection,
+        nodes.cluster.at(shard=0).engine.begin() as connection,
         pytest.raises(BadArgument, match="planets is not made with the tables of a shard"),
     ):
         Other.metadata.create_all(connection)

@@ -11,9 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from shardids import doctor, mover, references
-from shardids.dev.embedded import EmbeddedServer, temporary_server
+from shardids import mover
 from shardids.errors import ClusterConflict, ReferenceRefused
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.tables import references
+from shardids.watch import doctor
 from tests.support.clusters import Nursery
 from tests.support.faults import scaled
 from tests.support.lengths import long, sampled
@@ -71,7 +73,7 @@ def nodes(server: EmbeddedServer) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("import shardids.references")
+    nursery = Nursery("import shardids.tables.references")
     yield nursery
     nursery.close()
 
@@ -83,10 +85,10 @@ def killed(
     url, (module, function, call) = nodes.environment["SHARDIDS_CATALOG"], step
     process = nursery.start(
         "import os\n"
-        "from importlib import import_module\nfrom shardids import references\n"
-        "from shardids.mover import held\n"
-        "held._BEAT_S, held._LOST_AFTER = 0.5, '2s'\n"
-        f"module = import_module('shardids.references.{module}')\n"
+        "from importlib import import_module\nfrom shardids.tables import references\n"
+        "from shardids.replication import barrier\n"
+        "barrier._BEAT_S, barrier._LOST_AFTER = 0.5, '2s'\n"
+        f"module = import_module('shardids.tables.references.{module}')\n"
         f"whole, calls = module.{function}, []\n"
         "def dying(*given, **more):\n"
         "  result = whole(*given, **more)\n"
@@ -222,7 +224,7 @@ def test_a_node_that_is_down_keeps_no_writer_closed(
 
 
 def test_a_move_whose_readers_can_not_turn_is_undone(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardids.references.work.LOCK_TIMEOUT", "300ms")
+    monkeypatch.setattr("shardids.tables.references.following.LOCK_TIMEOUT", "300ms")
     with nodes.connected("c") as connection, connection.transaction():
         connection.execute("lock table shardids_ref.countries in share mode")
         with pytest.raises(ClusterConflict, match='are written to on node "a" still') as refused:

@@ -18,27 +18,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from typer.testing import CliRunner
 
-from shardids import (
-    AsyncCluster,
-    Cluster,
-    doctor,
-    mover,
-    primary_key,
-    primary_key_column,
-    sharding_key,
-    views,
-)
-from shardids.catalog.placing import lock_placement, point_node
+from shardids import AsyncCluster, Cluster, mover, primary_key, primary_key_column, sharding_key
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
-from shardids.catalog.rows import Catalog
+from shardids.catalog.rows import Catalog, lock_placement, point_node
 from shardids.catalog.topology import Node
 from shardids.cli import app
-from shardids.doctor.samples import ShardingKey
 from shardids.errors import BadArgument, ClusterConflict, CopyFailed, WrongShard
 from shardids.ids.layout import DEFAULT
-from shardids.install import provision
+from shardids.migrate.install import provision
 from shardids.models.columns import next_id
+from shardids.tables import views
+from shardids.watch import doctor
+from shardids.watch.facts.rows import ShardingKey
 from tests.conftest import dsn
 from tests.support.clusters import catalog_at, connected, contents
 from tests.support.waiting import wait_for
@@ -77,15 +69,15 @@ def test_a_region_is_made_shown_and_forgotten(run: Run) -> None:
     assert told(run, "region", "list") == [
         {"region": "eu", "first": 0, "last": 5, "nodes": ["a"], "elsewhere": 2}
     ]
-    shown = told(run, "region", "show", "eu")
+    shown = told(run, "region", "list", "eu")
     assert shown == {
         "region": "eu", "first": 0, "last": 5, "nodes": ["a"], "elsewhere": [4, 5],
         "held": [{"node": "a", "region": "eu", "shards": 4}, {"node": "b", "region": None, "shards": 2}],
     }  # fmt: skip
-    assert "shards 4-5 elsewhere" in run("region", "show", "eu").stdout
+    assert "shards 4-5 elsewhere" in run("region", "list", "eu").stdout
     assert [row["region"] for row in told(run, "node", "list")] == ["eu", None]
     assert Counter(row["region"] for row in told(run, "shard", "list")) == {"eu": 6, None: 2}
-    assert told(run, "shard", "show", "2")[0]["region"] == "eu"
+    assert told(run, "shard", "list", "2")[0]["region"] == "eu"
     born = DEFAULT.encode(at=DEFAULT.last_time.replace(year=2027), shard=4, sequence=0)
     assert (
         told(run, "id", "decode", str(born))[0] | {"node": "b", "region": "eu"}
@@ -104,7 +96,7 @@ def test_dry_runs_change_nothing(run: Run, cluster_url: URL) -> None:
         'Would create region "us" of shard 7'
     )
     assert run("region", "assign", "eu", "b", "--dry-run").stdout == 'Would assign node "b" to region "eu"\n'
-    assert run("region", "release", "a", "--dry-run").stdout == 'Would release node "a"\n'
+    assert run("region", "assign", "--none", "a", "--dry-run").stdout == 'Would release node "a"\n'
     assert run("region", "drop", "eu", "--dry-run").stdout == 'Would drop region "eu"\n'
     assert contents(cluster_url) == before
 
@@ -120,8 +112,8 @@ def test_dry_runs_change_nothing(run: Run, cluster_url: URL) -> None:
         (["create", "us", "--shards", "6", "--node", "z"], 1, 'there is no node "z"'),
         (["assign", "us", "a"], 2, 'there is no region "us"'),
         (["assign", "eu", "z"], 1, 'there is no node "z"'),
-        (["release", "z"], 1, 'there is no node "z"'),
-        (["show", "us"], 2, 'there is no region "us"'),
+        (["assign", "--none", "z"], 1, 'there is no node "z"'),
+        (["list", "us"], 2, 'there is no region "us"'),
         (["drop", "us", "--yes"], 2, 'there is no region "us"'),
     ],
 )
@@ -139,7 +131,7 @@ def test_nobody_takes_a_region_its_last_node_without_a_word(run: Run, cluster_ur
     before = contents(cluster_url)
     refused = run("region", "create", "us", "--shards", "4-7", "--node", "a", code=1).stderr
     assert 'node "a" is of region "eu" already' in refused
-    assert 'shardids region release a (then no node is left to region "eu")' in refused
+    assert 'shardids region assign --none a (then no node is left to region "eu")' in refused
     added = run("node", "add", "a", "--url", dsn(cluster_url), "--region", "eu")
     assert "already" not in added.stderr
     assert contents(cluster_url) == before
@@ -151,11 +143,11 @@ def test_nobody_takes_a_region_its_last_node_without_a_word(run: Run, cluster_ur
         " NODE, or shardids node add NAME --url URL --region us"
     )
     for dry in (["--dry-run"], []):
-        for words in (["assign", "eu", "b"], ["release", "b"]):
+        for words in (["assign", "eu", "b"], ["assign", "--none", "b"]):
             told = run("region", *words, *dry).stderr
             assert bereft in told
             assert "shardids rebalance" not in told
-            assert ('Node "b" was of region "us"' in told) == (words[0] == "assign" or bool(dry))
+            assert ('Node "b" was of region "us"' in told) == ("eu" in words or bool(dry))
     assert 'there is no node of region "us" to take shards 4-7; no shard was moved' in (
         run("rebalance", code=1).stderr
     )
@@ -226,7 +218,7 @@ def test_keys_are_found_among_the_shards_of_their_region(cluster: Cluster, clust
         drawn = session.scalars(select(next_id())).one()
     assert cluster.shard_of(drawn) == shard
     assert cluster.placement.region_of(shard) == "us"
-    drawn = cluster.run(lambda session: session.scalars(select(next_id())).one(), key="ann", region="us")
+    drawn = cluster.at(key="ann", region="us").run(lambda session: session.scalars(select(next_id())).one())
     assert cluster.shard_of(drawn) == shard
     with pytest.raises(BadArgument, match="region= says among which shards a key is"):
         cluster.session(shard=1, region="eu")
@@ -258,7 +250,7 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
         create_region(catalog, Region(name="us", first_shard=6, last_shard=6))
         cluster.refresh()
         for shard in range(8):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection)
         names = [f"{region}{number}" for region in ("eu-", "us-", "") for number in range(20)]
         with cluster.sharded_session() as session, session.begin():
@@ -288,7 +280,7 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
             cluster.copy(Customer, [{"name": "us-other"}], key="name", region="eu")
         keys = [ShardingKey(table_name="customers", column_name="name")]
         assert not doctor.examine(catalog, ["key-in-wrong-shard"], keys, every_row=True).findings
-        with cluster.connection(7) as connection:
+        with cluster.at(shard=7).connection() as connection:
             wrong_name = next(name for n in range(99) if cluster.shard_for(name := f"us-w{n}") != 7)
             connection.execute(
                 text("insert into shard_0007.customers (name) values (:name)"), {"name": wrong_name}
@@ -301,10 +293,10 @@ def test_models_say_the_region_of_their_keys(cluster_url: URL) -> None:
 def test_a_change_of_regions_leaves_connections_and_transactions_as_they_are(cluster_url: URL) -> None:
     with catalog_at(cluster_url) as catalog, Cluster.connect(cluster_url, listen=False) as cluster:
         for shard in range(8):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection)
         create_region(catalog, EU)
-        engine = cluster.shard_engine(0)
+        engine = cluster.at(shard=0).engine
         ann = next(name for number in range(99) if cluster.shard_for(name := f"ann{number}") == 0)
         with cluster.sharded_session() as session:
             customer = Customer(name=ann)
@@ -313,7 +305,7 @@ def test_a_change_of_regions_leaves_connections_and_transactions_as_they_are(clu
             assign_nodes(catalog, "eu", ["a"])
             cluster.refresh()
             assert cluster.placement.nodes["a"].region == "eu"
-            assert cluster.shard_engine(0).pool is engine.pool
+            assert cluster.at(shard=0).engine.pool is engine.pool
             assert session.scalars(select(Customer.name).where(Customer.name == ann)).all() == [ann]
             session.delete(customer)
             session.commit()
@@ -325,7 +317,7 @@ def test_rows_are_copied_and_loaded_into_a_region(run: Run, cluster_url: URL, tm
     names = [f"person {number}" for number in range(50)]
     with Cluster.connect(cluster_url, listen=False) as cluster:
         for shard in range(8):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 people.metadata.create_all(connection)
         rows = [{"name": name} for name in names]
         there = Counter(cluster.shard_for(name, region="us") for name in names)
@@ -347,7 +339,7 @@ def test_the_query_node_tells_the_region_of_a_shard(run: Run, cluster_url: URL) 
     )
     with Cluster.connect(cluster_url, listen=False) as cluster, catalog_at(cluster_url) as catalog:
         for shard in range(8):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 schema = cluster.schema_of(shard)
                 connection.execute(
                     text(f"create table {schema}.notes (id bigint default {schema}.next_id())")
@@ -378,7 +370,7 @@ def test_asyncio_finds_keys_by_region(cluster_url: URL) -> None:
         async with await AsyncCluster.connect(cluster_url) as cluster:
             shard = cluster.shard_for("ann", region="us")
             there = cluster.node_of(shard).url.partition("?")[0].rpartition("/")[2]
-            assert await cluster.run(where, key="ann", region="us") == there
+            assert await cluster.at(key="ann", region="us").run(where) == there
             async with cluster.session(key="ann", region="us") as session:
                 assert await where(session) == there
             with pytest.raises(BadArgument, match='there is no region "mars"'):

@@ -12,11 +12,11 @@ import pytest
 
 from shardids import Cluster
 from shardids.catalog.topology import Node
-from shardids.catalog.urls import parse_url
-from shardids.dev import devcluster
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
 from shardids.errors import BadArgument, ClusterConflict, MissingPrivilege
-from shardids.transactions import create_restore_point, listed, resolve
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.urls import parse_url
+from shardids.tables.transactions import create_restore_point, listed, resolve
+from shardids.testing import devcluster
 from tests.support.backups import base_backup, finish_segment, is_archived, restored, start_archiving
 from tests.support.clusters import catalog_at
 from tests.support.faults import connect
@@ -84,7 +84,7 @@ def tokens(cluster: Cluster) -> set[str]:
 def test_two_nodes_restored_to_a_point_hold_no_half_transaction(
     servers: dict[str, EmbeddedServer], folder: Path
 ) -> None:
-    url = devcluster.found(list(servers.values()), 8)
+    url = devcluster.create_cluster(list(servers.values()), 8)
     with Cluster.connect(url) as cluster, ExitStack() as stack:
         names = open_bank(cluster)
         for name, server in servers.items():
@@ -134,7 +134,7 @@ def test_two_nodes_restored_to_a_point_hold_no_half_transaction(
 
 
 def test_a_role_without_the_right_is_told_which(servers: dict[str, EmbeddedServer]) -> None:
-    url = devcluster.found(list(servers.values()), 8)
+    url = devcluster.create_cluster(list(servers.values()), 8)
     with connect(url) as admin:
         admin.execute("create role plain login password 'plain'")
         admin.execute("select shardids_catalog.grant_usage('plain')")
@@ -150,7 +150,7 @@ def test_a_role_without_the_right_is_told_which(servers: dict[str, EmbeddedServe
 def test_a_restore_point_is_refused_while_a_decision_hangs(
     servers: dict[str, EmbeddedServer], folder: Path
 ) -> None:
-    url = devcluster.found(list(servers.values()), 8)
+    url = devcluster.create_cluster(list(servers.values()), 8)
     with catalog_at(url) as catalog:
         for name in ("", "a b", "x" * 64):
             with pytest.raises(BadArgument):

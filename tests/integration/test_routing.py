@@ -44,9 +44,10 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.exc import StaleDataError
 
-from shardids import AsyncCluster, Cluster, primary_key, sharding_key, views
+from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.client.routing.fanout import STAND_IN
 from shardids.errors import BadArgument, CannotCombine, FanOutRefused, WrongShard
+from shardids.tables import views
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at
 
@@ -104,7 +105,7 @@ def home(databases: BlankDatabases) -> Iterator[URL]:
     found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 8)
     with Cluster.connect(urls[0]) as cluster:
         for shard in range(8):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
     with catalog_at(urls[0]) as catalog:
         views.create_query_node(catalog, node="b", reference=["countries"], store_password=True)
@@ -119,7 +120,7 @@ def cluster(home: URL) -> Iterator[Cluster]:
     with Cluster.connect(home) as cluster:
         yield cluster
         for shard in range(8):
-            with cluster.connection(shard) as connection, connection.begin():
+            with cluster.at(shard=shard).connection() as connection, connection.begin():
                 for table in reversed(Base.metadata.sorted_tables):
                     connection.execute(table.delete())
 
@@ -327,7 +328,7 @@ def test_relatives_in_two_shards(cluster: Cluster) -> None:
     ids = people(cluster, 1)
     two, five = (ids[names_for(cluster, shard)[0]] for shard in (2, 5))
     (here,), (there,) = names_for(cluster, 2), names_for(cluster, 5)
-    drawn = cluster.reserve(3, 1)[0]
+    drawn = cluster.at(shard=3).reserve(1)[0]
     with cluster.sharded_session() as session:
         old = session.get_one(User, two)
         lost = session.get_one(User, five).photos[0]
@@ -820,7 +821,7 @@ def test_sessions_can_be_of_the_applications_own_class(home: URL, cluster: Clust
     with cluster.sharded_session(class_=Asking) as session:
         assert isinstance(session, Asking)
         assert sorted(session.ask(select(User.id))) == sorted(ids.values())
-    with cluster.session(shard=2, class_=Asking) as session:
+    with cluster.at(shard=2).session(class_=Asking) as session:
         assert session.ask(select(User.id)) == [two]
         session.add(Photo(caption="", user_id=five))
         with pytest.raises(WrongShard, match="shard 5"):
@@ -828,10 +829,28 @@ def test_sessions_can_be_of_the_applications_own_class(home: URL, cluster: Clust
 
     async def main() -> None:
         async with await AsyncCluster.connect(home, listen=False) as aio:
-            async with aio.session(shard=2, class_=AsyncAsking) as one:
+            async with aio.at(shard=2).session(class_=AsyncAsking) as one:
                 assert isinstance(one, AsyncAsking)
                 assert await one.run_sync(lambda session: session.ask(select(User.id))) == [two]
             async with aio.sharded_session(class_=AsyncAsking) as one:
                 assert len(await one.run_sync(lambda session: session.ask(select(User.id)))) == 8
 
     asyncio.run(main())
+
+
+def test_ids_of_many_shards_are_compiled_once_and_asked_per_node(cluster: Cluster) -> None:
+    with cluster.sharded_session() as session:
+        users = [User(name=name) for shard in range(8) for name in names_for(cluster, shard, 3)]
+        session.add_all(users)
+        session.commit()
+        ids = [user.id for user in users]
+        wanted = select(User.id).where(User.id.in_([*ids, ids[0]]))
+        compiled: list[object] = []
+        for node in cluster.placement.nodes.values():
+            event.listen(cluster.engine(node), "before_execute", lambda *_: compiled.append(1))
+        with statements(cluster) as sent:
+            assert sorted(session.scalars(wanted)) == sorted(ids)
+    assert len(sent) == 2
+    assert all(sum(str(id_) in one for one in sent) == 1 for id_ in ids)
+    # Once for any shard, and once to be loaded.
+    assert len(compiled) == 2

@@ -62,7 +62,7 @@ def home(databases: BlankDatabases) -> Iterator[URL]:
     found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, SHARDS)
     with Cluster.connect(urls[0], listen=False) as cluster:
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
     yield urls[0]
     for url in urls:
@@ -74,7 +74,7 @@ def cluster(home: URL) -> Iterator[Cluster]:
     """The cluster, with 12 users in all shards."""
     with Cluster.connect(home, listen=False, pool_size=2, max_overflow=0, pool_timeout=1) as cluster:
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 for table in reversed(Base.metadata.sorted_tables):
                     connection.execute(table.delete())
         with cluster.sharded_session() as session, session.begin():
@@ -311,6 +311,6 @@ def test_reflection_in_a_session_on_one_shard_shows_its_tables(cluster: Cluster)
         assert session.execute(select(func.count()).select_from(again)).scalar_one() == len(
             [n for n in range(12) if cluster.shard_for(f"user {n}") == 3]
         )
-    assert inspect(cluster.shard_engine(2)).has_table("users")
-    with cluster.connection(1) as one:
+    assert inspect(cluster.at(shard=2).engine).has_table("users")
+    with cluster.at(shard=1).connection() as one:
         assert inspect(one).has_table("users")

@@ -60,10 +60,11 @@ from sqlalchemy.orm import (
     subqueryload,
 )
 
-from shardids import Cluster, primary_key, sharding_key, views
-from shardids.catalog.connections import open_engine
+from shardids import Cluster, primary_key, sharding_key
 from shardids.client.routing.criteria import Read
 from shardids.errors import BadArgument
+from shardids.pg.connections import open_engine
+from shardids.tables import views
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at
 from tests.support.column_types import Negated, Reversed
@@ -132,7 +133,7 @@ def pair(databases: BlankDatabases) -> Iterator[Pair]:
     with Cluster.connect(urls[0], listen=False) as cluster:
         countries = [{"code": code, "size": n} for n, code in enumerate(("DK", "NO", "SE"))]
         for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
                 connection.execute(insert(Country), countries)
         with cluster.sharded_session() as session, session.begin():
@@ -181,7 +182,7 @@ def _copy(cluster: Cluster, plain: Engine, countries: list[dict[str, Any]]) -> N
         there.execute(text("set session_replication_role = replica"))
         for table in tables:
             for shard in range(4):
-                with cluster.connection(shard) as here:
+                with cluster.at(shard=shard).connection() as here:
                     # As text: Python has no date that is infinity.
                     found = here.connection.cursor().execute(f"select * from shard_{shard:04}.{table.name}")
                     names = [column[0] for column in found.description]

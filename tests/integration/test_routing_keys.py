@@ -99,7 +99,7 @@ def cluster(databases: BlankDatabases) -> Iterator[Cluster]:
     found_cluster(url, {"a": url}, 8)
     with Cluster.connect(url, listen=False) as cluster:
         for shard in range(8):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
         yield cluster
     databases.give_back(url)
@@ -202,7 +202,7 @@ def test_get_with_text_says_what_is_wrong(cluster: Cluster) -> None:
 def test_a_session_on_one_shard_refuses_statements_about_others(cluster: Cluster) -> None:
     mine = next(name for name in map(str, range(100)) if cluster.shard_for(name) == 1)
     other = next(name for name in map(str, range(100)) if cluster.shard_for(name) == 2)
-    foreign = cluster.reserve(2, 1)[0]
+    foreign = cluster.at(shard=2).reserve(1)[0]
     with cluster.session(shard=1) as session:
         for statement in (
             select(Named).where(Named.name == other),
@@ -235,7 +235,7 @@ def test_rows_of_shards_are_not_written_into_one_schema_for_all(cluster: Cluster
         id: Mapped[int] = primary_key()
         name: Mapped[str] = sharding_key()
 
-    with cluster.shard_engine(0).begin() as connection:
+    with cluster.at(shard=0).engine.begin() as connection:
         # Its default is next_id() of this shard, for rows of whichever.
         Apart.metadata.create_all(connection)
     said = "the table of Shared is in schema public, not in each shard"
@@ -246,5 +246,5 @@ def test_rows_of_shards_are_not_written_into_one_schema_for_all(cluster: Cluster
                 session.flush()
     with cluster.session(shard=0) as session, pytest.raises(BadArgument, match=said):
         session.execute(insert(Shared).values(name="ann"))
-    with cluster.connection(0) as connection:
+    with cluster.at(shard=0).connection() as connection:
         assert connection.scalar(select(func.count()).select_from(Shared.__table__)) == 0

@@ -84,7 +84,7 @@ def catalog(databases: BlankDatabases) -> Iterator[URL]:
     found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, 4)
     with Cluster.connect(urls[0], listen=False) as cluster:
         for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
                 connection.execute(insert(Country), [{"code": "NO", "size": 5}, {"code": "SE", "size": 10}])
     yield urls[0]

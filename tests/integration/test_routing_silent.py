@@ -26,7 +26,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, joinedload, mapped_column, relationship
 from sqlalchemy.schema import ForeignKey
 
-from shardids import Cluster, primary_key, sharding_key, views
+from shardids import Cluster, primary_key, sharding_key
+from shardids.tables import views
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at
 from tests.support.column_types import Negated, Reversed
@@ -70,7 +71,7 @@ def cluster(databases: BlankDatabases) -> Iterator[Cluster]:
     found_cluster(urls[0], {"a": urls[0], "b": urls[1]}, SHARDS)
     with Cluster.connect(urls[0], listen=False) as cluster:
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
         with cluster.sharded_session() as session, session.begin():
             for n in range(COUNT):

@@ -42,9 +42,9 @@ AHEAD_MS = 2_500
 def question(cluster: Cluster) -> int:
     """The ID of a row of a node whose clock is ahead."""
     for shard in (HERE, THERE):
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             Base.metadata.create_all(connection)
-    ms = cluster.decode(cluster.reserve(HERE, 1)[0]).ms
+    ms = cluster.decode(cluster.at(shard=HERE).reserve(1)[0]).ms
     asked = cluster.layout.encode(ms=ms + AHEAD_MS, shard=THERE, sequence=3)
     with cluster.session(shard=THERE, after=asked) as session:
         note = Note()
@@ -108,9 +108,9 @@ def test_rows_sort_after_those_that_they_answer(cluster: Cluster, question: int)
 
 
 def test_run_and_reserve_take_it_too(cluster: Cluster, question: int) -> None:
-    block = cluster.reserve(HERE, 100, after=[question - 5, question])
+    block = cluster.at(shard=HERE, after=[question - 5, question]).reserve(100)
     assert block[0] > question
-    later = cluster.run(by_flush, shard=HERE, after=block)
+    later = cluster.at(shard=HERE, after=block).run(by_flush)
     assert later[0] > block[-1]
 
 
@@ -128,7 +128,7 @@ def test_a_session_over_all_shards_calls_the_function_itself(cluster: Cluster, q
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_two_phases_take_it_too(cluster: Cluster, cluster_url: Any, question: int, end: str) -> None:
     """Those of SQLAlchemy: a prepared transaction, in doubt or not, holds nothing of its shard's clock."""
-    with cluster.session(shard=HERE, after=question, twophase=True) as session:
+    with cluster.at(shard=HERE, after=question).session(twophase=True) as session:
         assert min(by_flush(session)) > question
         session.rollback()
         first = by_flush(session)
@@ -144,9 +144,9 @@ def test_two_phases_take_it_too(cluster: Cluster, cluster_url: Any, question: in
         )
         try:
             # Others are raised past its IDs, and draw.
-            answered = cluster.run(by_flush, shard=HERE, after=in_doubt)
+            answered = cluster.at(shard=HERE, after=in_doubt).run(by_flush)
             further = in_doubt[-1] + (1_000 << cluster.layout.shard_bits + cluster.layout.sequence_bits)
-            raised = cluster.run(by_flush, shard=HERE, after=further)
+            raised = cluster.at(shard=HERE, after=further).run(by_flush)
             assert sorted([*first, *in_doubt, *answered, further, *raised]) == [
                 *first, *in_doubt, *answered, further, *raised
             ]  # fmt: skip
@@ -179,11 +179,11 @@ def test_two_phases_on_two_nodes_call_the_function(cluster: Cluster, question: i
 def test_asyncio_takes_it_too(cluster_url: Any, cluster: Cluster, question: int) -> None:
     async def answer() -> list[int]:
         async with await AsyncCluster.connect(cluster_url) as there:
-            first = (await there.reserve(HERE, 10, after=question))[0]
+            first = (await there.at(shard=HERE, after=question).reserve(10))[0]
             async with there.session(shard=HERE, after=first) as session:
                 second = (await session.run_sync(by_flush))[0]
                 await session.commit()
-            third = await there.run(lambda session: session.run_sync(by_flush), shard=HERE, after=second)
+            third = await there.at(shard=HERE, after=second).run(lambda session: session.run_sync(by_flush))
         return [question, first, second, third[0]]
 
     ids = asyncio.run(answer())
@@ -211,7 +211,7 @@ def test_a_transaction_asks_once_and_one_without_it_not_at_all(cluster: Cluster,
 
 
 def test_ids_that_were_set_aside_before_are_refused(cluster: Cluster, question: int) -> None:
-    block = cluster.reserve(HERE, 10)
+    block = cluster.at(shard=HERE).reserve(10)
     early = block[5]
     writes: list[Callable[[Session], object]] = [
         lambda session: session.add(Note(id=early)),
@@ -230,7 +230,7 @@ def test_ids_that_were_set_aside_before_are_refused(cluster: Cluster, question: 
             session.rollback()
             assert session.scalars(select(Note.id)).all() == []
     # What of a block sorts after it can be used.
-    later = cluster.reserve(HERE, 10, after=question)
+    later = cluster.at(shard=HERE, after=question).reserve(10)
     kept = later[bisect_right(later, question) :]
     assert len(kept) == 10
     with cluster.session(shard=HERE, after=question) as session:
@@ -260,15 +260,24 @@ def test_rows_that_are_there_are_read_and_changed(cluster: Cluster, question: in
         assert session.get_one(Note, note).answers == 8
 
 
+def test_connections_do_not_keep_what_sorts_after(cluster: Cluster, question: int) -> None:
+    shard = cluster.at(shard=HERE, after=[question - 5, question])
+    assert (shard.number, shard.after, shard.node) == (HERE, question, cluster.node_of(HERE))
+    for connect in (shard.connection, lambda: shard.engine):
+        with pytest.raises(BadArgument, match="after= is kept by session") as caught:
+            connect()
+        assert f"cluster.at(shard={HERE}, after={question}).reserve(1)" in caught.value.hint
+
+
 def test_what_is_no_id_is_refused_before_anything_is_asked(cluster: Cluster, question: int) -> None:
     no_ids: list[Any] = [-1, 1 << 63, "12", 1.5, True, [5, None]]
     for bad in no_ids:
         with pytest.raises(BadArgument):
             cluster.session(shard=HERE, after=bad)
         with pytest.raises(BadArgument):
-            cluster.reserve(HERE, 1, after=bad)
+            cluster.at(shard=HERE, after=bad).reserve(1)
         with pytest.raises(BadArgument):
-            cluster.run(by_flush, shard=HERE, after=bad)
+            cluster.at(shard=HERE, after=bad).run(by_flush)
     stranger = cluster.layout.encode(ms=cluster.decode(question).ms, shard=77, sequence=0)
     with pytest.raises(BadArgument, match="there is no shard 77 in this cluster"):
         cluster.session(shard=HERE, after=stranger)
@@ -286,10 +295,10 @@ def test_a_read_only_transaction_can_only_ask(cluster: Cluster, question: int) -
         refused = f"shard {HERE} is not past ID {question} yet, and neither a read-only transaction"
         with pytest.raises(BadArgument, match=refused) as caught:
             session.connection(execution_options=read_only)
-        assert f"cluster.reserve({HERE}, 1, after={question})" in caught.value.hint
+        assert f"cluster.at(shard={HERE}, after={question}).reserve(1)" in caught.value.hint
         assert "CONTEXT" not in str(caught.value)
         session.rollback()
-        cluster.reserve(HERE, 1, after=question)
+        cluster.at(shard=HERE, after=question).reserve(1)
         session.connection(execution_options=read_only)
         assert session.scalars(select(Note.id)).all() == []
 
@@ -302,12 +311,12 @@ def test_an_id_from_the_future_is_refused_by_the_node(cluster: Cluster, question
     ):
         by_flush(session)
     with pytest.raises(TooFarAhead):
-        cluster.run(by_flush, shard=HERE, after=hours)
-    assert cluster.run(by_flush, shard=HERE)[0] < question
+        cluster.at(shard=HERE, after=hours).run(by_flush)
+    assert cluster.at(shard=HERE).run(by_flush)[0] < question
 
 
 def test_a_shard_that_issues_no_ids_is_told(cluster: Cluster, question: int) -> None:
     with cluster.engine(cluster.node_of(HERE)).begin() as connection:
         connection.execute(text("select shardids.fence(:shard)"), {"shard": HERE})
     with pytest.raises(ShardFenced):
-        cluster.run(by_flush, shard=HERE, after=question, patience_s=0)
+        cluster.at(shard=HERE, after=question).run(by_flush, patience_s=0)

@@ -6,6 +6,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -44,8 +45,8 @@ from sqlalchemy.orm import (
 )
 
 from shardids import AsyncCluster, Cluster, primary_key, primary_key_column, sharding_key, sharding_key_column
-from shardids.catalog.connections import open_engine
 from shardids.errors import BadArgument, ShardidsError, WrongShard
+from shardids.pg.connections import open_engine
 from tests.conftest import BlankDatabases, found_cluster
 
 
@@ -153,7 +154,7 @@ def pair(databases: BlankDatabases) -> Iterator[Pair]:
     plain = open_engine(urls[2], what="the plain database")
     with Cluster.connect(urls[0], listen=False) as cluster:
         for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
         with cluster.sharded_session() as session, session.begin():
             fill(cluster, session)
@@ -180,7 +181,7 @@ def copy(cluster: Cluster, plain: Engine) -> None:
         Base.metadata.create_all(there, checkfirst=False)
         for table in Base.metadata.sorted_tables:
             for shard in range(4):
-                with cluster.connection(shard) as here:
+                with cluster.at(shard=shard).connection() as here:
                     rows = [dict(row._mapping) for row in here.execute(select(table))]
                 if rows:
                     there.execute(insert(table), rows)
@@ -475,12 +476,16 @@ def test_bulk_operations_write_where_rows_belong_and_nothing_else(pair: Pair) ->
         new = [User(name=next(names_in(cluster, shard))) for shard in range(4)]
         session.bulk_save_objects(new, return_defaults=True)
         assert [cluster.shard_of(one.id) for one in new] == [0, 1, 2, 3]
+        names = [*islice(names_in(cluster, 3), 5, 7), *islice(names_in(cluster, 1), 5, 7)]
+        rows: list[dict[str, Any]] = [{"name": name} for name in sorted(names)]
+        session.bulk_insert_mappings(User, rows, return_defaults=True)  # type: ignore[arg-type]  # SQLAlchemy wants a Mapper
+        assert [session.get_one(User, row["id"]).name for row in rows] == sorted(names)
     two = next(names_in(cluster, 2))
     with cluster.session(shard=1) as session:
         for bulk in (
             lambda: session.bulk_save_objects([User(name=two)]),
             lambda: session.bulk_insert_mappings(User, [{"name": two}]),  # type: ignore[arg-type]  # SQLAlchemy wants a Mapper
-            lambda: session.bulk_update_mappings(User, [{"id": cluster.reserve(2, 1)[0], "age": 1}]),  # type: ignore[arg-type]  # SQLAlchemy wants a Mapper
+            lambda: session.bulk_update_mappings(User, [{"id": cluster.at(shard=2).reserve(1)[0], "age": 1}]),  # type: ignore[arg-type]  # SQLAlchemy wants a Mapper
         ):
             with pytest.raises(WrongShard, match="shard 2"):
                 bulk()
@@ -530,7 +535,10 @@ def test_asyncio(pair: Pair) -> None:
 def test_core_columns_are_sharding_keys() -> None:
     metadata = Base.metadata.__class__()
     table = Table(
-        "people", metadata, primary_key_column("id"), sharding_key_column("name", String, unique=True)
+        "people",
+        metadata,
+        primary_key_column("id"),
+        sharding_key_column("name", String, unique=True, region=str.lower),
     )
     from shardids.client.routing.models import is_sharding_key
 

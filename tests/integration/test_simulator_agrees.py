@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import EmbeddedServer, temporary_server
 from shardids.ids.layout import DEFAULT
-from shardids.planning.simulator import Shards
+from shardids.ids.planning.simulator import Shards
+from shardids.pg.embedded import EmbeddedServer, temporary_server
+from shardids.pg.urls import parse_url
 from tests.conftest import dsn
 from tests.support.generator import install, row, run_ahead, scalar
 from tests.support.incarnations import ENDS, begin_another_incarnation, reconnect

@@ -16,15 +16,12 @@ import pytest
 from psycopg import sql
 from sqlalchemy import collate, event, select
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IllegalStateChangeError, IntegrityError
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from shardids import AsyncCluster, Cluster
-from shardids.catalog.gids import Gid
-from shardids.catalog.urls import parse_url
 from shardids.cli import app
-from shardids.dev.embedded import temporary_server
 from shardids.errors import (
     BadArgument,
     CommitUncertain,
@@ -32,8 +29,11 @@ from shardids.errors import (
     TransactionEnded,
     UnsupportedServer,
 )
-from shardids.install import provision
-from shardids.transactions import listed, resolve
+from shardids.migrate.install import provision
+from shardids.pg.embedded import temporary_server
+from shardids.pg.gids import Gid
+from shardids.pg.urls import parse_url
+from shardids.tables.transactions import listed, resolve
 from tests.conftest import MakeRole, dsn, found_cluster
 from tests.support.clusters import ROOT, catalog_at, connected
 from tests.support.transfers import (
@@ -209,9 +209,11 @@ def test_a_failure_in_prepare_rolls_all_nodes_back(bank: Bank) -> None:
         # A deferred constraint is checked when the second node prepares.
         owner = account_id(bank, second)
         session.add(Entry(account_id=owner, transfer="t", amount=1))
-        with pytest.raises(IntegrityError):
+        # SQLAlchemy before 2.0.51 fails to roll back, and says that instead.
+        with pytest.raises((IntegrityError, IllegalStateChangeError)):
             session.commit()
         assert bank.prepared() == []
+        session.rollback()
         move(session, bank.a, bank.b, "u")
     assert require_whole(bank.cluster) == 2
 
@@ -263,7 +265,7 @@ def test_a_decision_is_on_disk_whatever_the_role_has_set(bank: Bank) -> None:
         for node in cluster.placement.nodes.values():
             event.listen(cluster.engine(node), "commit", note)
         session.commit()
-    assert levels == ["on"]
+    assert levels[0] == "on"  # the decider's
 
 
 def test_the_connection_lost_in_the_deciders_commit_leaves_the_rest_prepared(bank: Bank) -> None:
@@ -526,15 +528,15 @@ def test_the_command_line_lists_and_ends_what_is_in_doubt(bank: Bank) -> None:
     with bank.session() as session:
         transfer(session, bank.a, bank.b, "t")
         session.prepare()
-        status, (row,) = shardids("transaction", "list")
+        status, (row,) = shardids("transactions")
         assert (status, row["decision"], row["part"]) == (0, "none yet", "2/2")
-        status, (row,) = shardids("transaction", "resolve", "--older-than", "0s", "--dry-run")
+        status, (row,) = shardids("transactions", "--resolve", "--older-than", "0s", "--dry-run")
         assert (status, row["would be"]) == (0, "rolled back")
-        status, (row,) = shardids("transaction", "resolve", "--older-than", "1h")
+        status, (row,) = shardids("transactions", "--resolve", "--older-than", "1h")
         assert (status, row["was"]) == (0, "left")
-        status, (row,) = shardids("transaction", "resolve", "--older-than", "0s")
+        status, (row,) = shardids("transactions", "--resolve", "--older-than", "0s")
         assert (status, row["was"]) == (0, "rolled back")
-        assert shardids("transaction", "list") == (0, [])
+        assert shardids("transactions") == (0, [])
         status, made = shardids("restore-point", "noon", "--dry-run")
         assert (status, made["name"]) == (0, "noon")
     assert require_whole(bank.cluster) == 0

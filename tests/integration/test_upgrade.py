@@ -11,11 +11,11 @@ from threading import Event, Thread
 import pytest
 from sqlalchemy.engine import URL
 
-from shardids.catalog.sqlfiles import data_folder
-from shardids.install import trees
-from shardids.install import upgrade as own_upgrade
-from shardids.install.trees import head
+from shardids.migrate.install import trees
+from shardids.migrate.install import upgrade as own_upgrade
+from shardids.migrate.install.trees import head
 from shardids.migrate.runner import Observer, RunSettings, one_run
+from shardids.pg.sqlfiles import data_folder
 from tests.conftest import dsn, found_cluster
 from tests.releases import HERE as RELEASE_FOLDER
 from tests.releases import REVISIONS, install_version, is_released
@@ -139,12 +139,15 @@ def upgrade():
     )
     monkeypatch.setattr(trees, "data_folder", lambda name: tmp_path / name)
     with catalog_at(cluster_url) as catalog:
-        done = own_upgrade.upgrade(catalog, RunSettings(), Observer(), Event())
+        with one_run(catalog, "upgrade") as leases:
+            done = own_upgrade.upgrade(catalog, RunSettings(), Observer(), Event(), leases=leases)
         assert all(target.is_current for target in done.targets)
         assert {(one.start, one.end, one.way, one.status) for one in done.shards.outcomes} == {
             (("shard_0001",), ("shard_0002",), "sql", "done")
         }
         assert len(done.shards.outcomes) == 8
-        assert own_upgrade.upgrade(catalog, RunSettings(), Observer(), Event()).shards.outcomes == ()
+        with one_run(catalog, "upgrade") as leases:
+            again = own_upgrade.upgrade(catalog, RunSettings(), Observer(), Event(), leases=leases)
+        assert again.shards.outcomes == ()
     with connected(cluster_url) as connection:
         assert connection.execute("select shard_0003.shard_number()").fetchone() == (3,)

@@ -13,8 +13,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from shardids import Cluster, primary_key
-from shardids.catalog.connections import open_engine
-from shardids.catalog.urls import parse_url
+from shardids.pg.connections import open_engine
+from shardids.pg.urls import parse_url
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.pgbouncer import PgBouncer
 
@@ -61,7 +61,7 @@ def home(database: URL, pgbouncer: PgBouncer) -> URL:
     found_cluster(catalog, {"a": pgbouncer.url(database.database)}, SHARDS)
     with Cluster.connect(catalog) as cluster:
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection)
     return catalog
 
@@ -126,7 +126,7 @@ def check_rows(home: URL) -> None:
 def test_nothing_of_a_session_is_left_on_the_server(home: URL) -> None:
     with Cluster.connect(home) as cluster:
         write_and_read(cluster, 0)
-        with cluster.connection(1) as one, cluster.connection(2) as other:
+        with cluster.at(shard=1).connection() as one, cluster.at(shard=2).connection() as other:
             # Both in a transaction at once: these are the two server connections.
             pids = {connection.scalar(text("select pg_backend_pid()")) for connection in (one, other)}
             assert len(pids) == 2

@@ -13,9 +13,9 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from shardids import Cluster, primary_key
-from shardids.catalog.connections import open_engine
 from shardids.catalog.old_ids import OldIdRule, fill_directory, write_old_ids
 from shardids.catalog.topology import shard_for_key
+from shardids.pg.connections import open_engine
 from tests.conftest import BlankDatabases, found_cluster
 
 SHARDS = 8
@@ -109,7 +109,7 @@ def adopted_shop(databases: BlankDatabases) -> Iterator[Shop]:
     with Cluster.connect(urls[0], listen=False) as cluster:
         shop = Shop(cluster, plain, urls)
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
         _old_rows(shop)
         with cluster._catalog.engine.begin() as connection:
@@ -151,7 +151,7 @@ def _old_rows(shop: Shop) -> None:
     for model in (User, Order, Event, Item):
         for shard in range(SHARDS):
             some = [row for row in rows[model] if there[model, row["id"]] == shard]
-            with shop.cluster.connection(shard) as connection, connection.begin():
+            with shop.cluster.at(shard=shard).connection() as connection, connection.begin():
                 connection.execute(insert(model), some) if some else None
 
 
@@ -173,7 +173,7 @@ def _copy(shop: Shop) -> None:
         there.execute(text("set session_replication_role = replica"))
         for table in Base.metadata.sorted_tables:
             for shard in range(SHARDS):
-                with shop.cluster.connection(shard) as here:
+                with shop.cluster.at(shard=shard).connection() as here:
                     rows = [
                         {column.key: value for column, value in zip(table.columns, row, strict=True)}
                         for row in here.execute(select(table))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardids.adopt.inventory import Column, ForeignKey, Inventory, Key, Server, Table
+from shardids.adopt.plan.inventory import ForeignKey, Inventory, Key, Server, Table
+from shardids.pg.definitions import Column
 
 SERVER = Server(
     version=180000,
@@ -27,9 +28,6 @@ def column(text: str) -> Column:
         type=type_ or "bigint",
         builtin_type={"": "int8", "text": "text", "uuid": "uuid", "int4": "int4"}.get(type_),
         not_null=not text.endswith("?"),
-        is_generated=False,
-        is_deterministic=True,
-        sequence=None,
     )
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import psycopg
 from sqlalchemy import text
 
-from shardids.adopt.plan import Kind, OldIds, Plan, TablePlan
+from shardids.adopt.plan.document import Kind, OldIds, Plan, TablePlan
 from shardids.catalog.old_ids import forget_old_ids
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import shard_for_key
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer
 from shardids.ids.layout import Layout
+from shardids.pg.embedded import EmbeddedServer
+from shardids.testing.devcluster import create_cluster
 
 SHARDS = 6
 TABLES = ("users", '"Orders"', "lines")
@@ -100,11 +100,11 @@ class Shop:
 
     def leftovers(self) -> list[str]:
         """What an adoption makes, on all servers."""
-        found = []
+        create_cluster = []
         for name in self.servers:
             with self.connected(name) as connection:
-                found += [f"{name}: {one}" for (one,) in connection.execute(_LEFTOVERS).fetchall()]
-        return found
+                create_cluster += [f"{name}: {one}" for (one,) in connection.execute(_LEFTOVERS).fetchall()]
+        return create_cluster
 
     def rows(self, table: str) -> dict[int, list[tuple[object, ...]]]:
         """The rows of a table in each shard."""
@@ -157,7 +157,7 @@ def new_shop(
         source_tables = source_tables.replace("user_id integer", "user_id bigint")
         shard_tables = shard_tables.replace(", seen_at timestamptz", "")
     source, *nodes = servers
-    url = found(nodes, shard_count)
+    url = create_cluster(nodes, shard_count)
     catalog = Catalog(url)
     shop = Shop(
         servers={"source": source, **dict(zip("ab", nodes, strict=True))},

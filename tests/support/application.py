@@ -1,4 +1,4 @@
-"""A small application of many writers, which uses ``Cluster.run`` alone, and what must hold of its writes."""
+"""A small application of many writers, which uses ``Shard.run`` alone, and what must hold of its writes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Application:
             author.calls += 1
             return write(session)
 
-        author.keep(write, *self.cluster.run(counted, shard=write.shard))
+        author.keep(write, *self.cluster.at(shard=write.shard).run(counted))
 
 
 def assert_each_write_once(

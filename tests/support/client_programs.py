@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from shardids.dev.embedded import binaries, find_binaries
 from shardids.errors import ServerStartFailed
+from shardids.pg.embedded import binaries, find_binaries
 
 PROGRAMS = ("pg_dump", "psql", "pg_basebackup")
 

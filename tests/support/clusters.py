@@ -154,7 +154,7 @@ def shards_there(url: URL) -> set[int]:
             drawn = connection.execute(
                 sql.SQL(query).format(sql.Identifier(schema), versions), [schema, schema]
             ).fetchone()
-            # Two sequences, the version table and its index; next_id, next_ids, late_id and set_aside.
+            # Two sequences, the version table and its index; next_id, next_ids, late_id_N and set_aside_N.
             assert drawn == (shard, 1, 4, 4), schema
         schemas = {schema for _, schema, _ in found}
         begun = connection.execute("select nspname from pg_namespace where nspname ~ '^shard_[0-9]+$'")
@@ -203,8 +203,8 @@ class Nursery:
 import os, sys
 from shardids.client import cluster
 from shardids.ids import layout
-from shardids.install import trees
-from shardids.install import provision
+from shardids.migrate.install import trees
+from shardids.migrate.install import provision
 from shardids.catalog.rows import Catalog
 import psycopg, sqlalchemy.dialects.postgresql.psycopg
 trees.shard_sql()

@@ -16,9 +16,8 @@ import psycopg
 from sqlalchemy.engine import URL
 from starlette.testclient import TestClient
 
-from shardids.console.app import Console
-from shardids.console.guard import Access
-from shardids.console.settings import Settings
+from shardids.watch.console.app import Console, Settings
+from shardids.watch.console.guard import Access
 from tests.conftest import dsn
 from tests.support.clusters import COMMAND, environment
 from tests.support.moves import TwoNodes, schema

@@ -19,7 +19,7 @@ from alembic import command
 from sqlalchemy.engine import URL
 
 from shardids import Layout
-from shardids.install import trees
+from shardids.migrate.install import trees
 from tests.support.waiting import PATIENCE_S, wait_for
 
 DEFAULT = Layout.preset("default")

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from shardids.catalog.sqlfiles import data_folder
+from shardids.pg.sqlfiles import data_folder
 from tests.support.clusters import ROOT
 
 Db = psycopg.Connection[Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from shardids.dev.embedded import EmbeddedServer
+from shardids.pg.embedded import EmbeddedServer
 from tests.support.generator import connect
 from tests.support.waiting import wait_for
 

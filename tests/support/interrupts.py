@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Connection, text
 
-from shardids.mover.held import HeldLock
+from shardids.replication.barrier import HeldLock
 
 
 def interrupt_after(patch: pytest.MonkeyPatch, found: str, *, is_lost: bool) -> None:

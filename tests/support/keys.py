@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 from sqlalchemy.engine import URL
 
 from shardids.ids.layout import DEFAULT
+from shardids.replication.steps import Event, OnEvent, StepBegun
 from tests.conftest import dsn, found_cluster
 from tests.support.client_programs import Dumper
 from tests.support.clusters import connected
@@ -156,3 +158,13 @@ def assert_consistent(url: URL, clients: Clients | None = None) -> None:
         assert set(clients.orders) <= set(orders)
         assert set(clients.lines) <= set(lines)
         assert not set(clients.deleted) & set(orders)
+
+
+def on_steps(begun: Callable[[str], None]) -> OnEvent:
+    """Returns what receives events, and calls ``begun`` with the name of each step that begins."""
+
+    def receive(event: Event) -> None:
+        if isinstance(event, StepBegun):
+            begun(event.step)
+
+    return receive

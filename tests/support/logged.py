@@ -27,7 +27,7 @@ def run(url: str | URL, *words: str, code: int = 0) -> tuple[Any, str]:
         env=environment(SHARDIDS_CATALOG=make_url(url).render_as_string(hide_password=False)),
     )
     assert ran.returncode == code, ran.stderr
-    return json.loads(ran.stdout), ran.stderr
+    return json.loads(ran.stdout or "null"), ran.stderr
 
 
 def of(stderr: str, package: str) -> Records:

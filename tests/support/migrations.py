@@ -176,6 +176,6 @@ class App:
 
     def node_url(self, shard: int, catalog: Any) -> URL:
         """The URL of the node that holds a shard, with the password."""
-        from shardids.catalog.urls import parse_url, with_password_of
+        from shardids.pg.urls import parse_url, with_password_of
 
         return with_password_of(parse_url(catalog.node_of(shard).url), self.url)

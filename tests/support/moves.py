@@ -15,13 +15,13 @@ from sqlalchemy.engine import URL, make_url
 
 from shardids import mover
 from shardids.catalog.nodes import administrative_engine
-from shardids.catalog.reader import reading_as_reader
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
-from shardids.catalog.urls import parse_url
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer
-from shardids.mover.sides import Digest, Side, digests
+from shardids.pg.embedded import EmbeddedServer
+from shardids.pg.reader import reading_as_reader
+from shardids.pg.urls import parse_url
+from shardids.replication.sides import Digest, Side, digests
+from shardids.testing.devcluster import create_cluster
 from tests.support.proxy import Proxy
 
 APPLICATION = """
@@ -88,16 +88,16 @@ class TwoNodes:
 
     def leftovers(self) -> list[str]:
         """Slots, publications and subscriptions on both servers."""
-        found = []
+        create_cluster = []
         for node in self.servers:
             with self.connected(node) as connection:
-                found += connection.execute(
+                create_cluster += connection.execute(
                     """select slot_name::text from pg_replication_slots
                        union all select pubname from pg_publication
                        union all select subname from pg_subscription
                        union all select roname from pg_replication_origin"""
                 ).fetchall()
-        return [name for (name,) in found]
+        return [name for (name,) in create_cluster]
 
 
 def schema(shard: int) -> str:
@@ -106,7 +106,7 @@ def schema(shard: int) -> str:
 
 def two_nodes(servers: Sequence[EmbeddedServer], shard_count: int) -> TwoNodes:
     """A cluster whose lower half of shards is on node a."""
-    url = found(servers, shard_count)
+    url = create_cluster(servers, shard_count)
     return TwoNodes(catalog_url=url, servers=dict(zip("ab", servers, strict=True)), catalog=Catalog(url))
 
 
@@ -114,13 +114,13 @@ def two_nodes(servers: Sequence[EmbeddedServer], shard_count: int) -> TwoNodes:
 def proxies_of(nodes: TwoNodes) -> Iterator[dict[str, Proxy]]:
     """One before each node and one before the catalog, for whoever reads the nodes' URLs there."""
     with ExitStack() as kept:
-        found = {}
+        create_cluster = {}
         for name, server in nodes.servers.items():
-            found[name] = kept.enter_context(Proxy(server.port))
-            url = make_url(server.url()).set(host="127.0.0.1", port=found[name].port)
+            create_cluster[name] = kept.enter_context(Proxy(server.port))
+            url = make_url(server.url()).set(host="127.0.0.1", port=create_cluster[name].port)
             nodes.catalog.point_node(Node(name=name, url=url.render_as_string(hide_password=False)))
-        found["catalog"] = kept.enter_context(Proxy(make_url(nodes.catalog_url).port or 5432))
-        yield found
+        create_cluster["catalog"] = kept.enter_context(Proxy(make_url(nodes.catalog_url).port or 5432))
+        yield create_cluster
         for name, server in nodes.servers.items():
             nodes.catalog.point_node(Node(name=name, url=server.url()))
 

@@ -10,7 +10,9 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from shardids import Cluster, primary_key
-from shardids.install import provision
+from shardids.catalog.nodes import administrative_engine
+from shardids.migrate.install import provision
+from shardids.pg.urls import parse_url, with_password_of
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import catalog_at, connected
 
@@ -37,7 +39,7 @@ def two_nodes(blank_database: Callable[[], URL]) -> dict[str, URL]:
         provision.add_node(catalog, "b", dsn(urls["b"]))
     with Cluster.connect(urls["catalog"], listen=False) as cluster:
         for shard in range(4):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection, checkfirst=False)
     return urls
 
@@ -109,7 +111,8 @@ def _on(catalog_url: URL, shard: int, node: str | None = None) -> Iterator[Conne
     """A connection to a node, by default the shard's own, in a transaction on the shard's schema."""
     with catalog_at(catalog_url) as catalog:
         there = catalog.nodes()[node] if node else catalog.node_of(shard)
-        engine = provision.node_engine(there, catalog.url)
+        url = with_password_of(parse_url(there.url), catalog.url)
+        engine = administrative_engine(url, what=f'node "{there.name}"')
         try:
             with engine.connect() as connection:
                 yield connection.execution_options(schema_translate_map={None: f"shard_{shard:04}"})

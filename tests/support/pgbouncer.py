@@ -19,7 +19,7 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy.engine import URL
 
-from shardids.dev.embedded.binaries import server_account
+from shardids.pg.embedded.binaries import server_account
 from tests.conftest import dsn
 
 PATIENCE_S = 20.0

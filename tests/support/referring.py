@@ -12,9 +12,10 @@ from sqlalchemy import ForeignKey, String
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from shardids import Cluster, primary_key, reference_table, references, sharding_key
+from shardids import Cluster, primary_key, reference_table, sharding_key
 from shardids.catalog.rows import Catalog
-from shardids.dev.embedded import EmbeddedServer
+from shardids.pg.embedded import EmbeddedServer
+from shardids.tables import references
 from tests.conftest import dsn, found_cluster
 
 SHARDS = 6
@@ -120,7 +121,7 @@ def nodes_at(urls: dict[str, URL]) -> Iterator[Nodes]:
     references.create_table(catalog, "countries", models=Base.metadata)
     with Cluster.connect(dsn(urls["a"])) as cluster:
         for shard in range(SHARDS):
-            with cluster.shard_engine(shard).begin() as connection:
+            with cluster.at(shard=shard).engine.begin() as connection:
                 Base.metadata.create_all(connection)
         nodes = Nodes(urls, catalog, cluster)
         nodes.write(Currency(code="EUR"))

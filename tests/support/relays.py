@@ -13,13 +13,13 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import text
 
-from shardids.adopt.plan import Plan
-from shardids.adopt.planning import make_plan
+from shardids.adopt.plan.document import Plan
+from shardids.adopt.plan.planning import make_plan
 from shardids.catalog.old_ids import forget_old_ids
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import shard_for_key
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import EmbeddedServer, temporary_servers
+from shardids.pg.embedded import EmbeddedServer, temporary_servers
+from shardids.testing.devcluster import create_cluster
 from tests.support.adoptions import schema
 from tests.support.faults import scaled
 
@@ -138,22 +138,22 @@ class Store:
 
     def leftovers(self) -> list[str]:
         """What is on all servers that an adoption could have made."""
-        found = []
+        create_cluster = []
         for name in self.urls():
             with self.connected(name) as connection:
-                found += [f"{name}: {one}" for (one,) in connection.execute(_LEFTOVERS).fetchall()]
-        return sorted(found)
+                create_cluster += [f"{name}: {one}" for (one,) in connection.execute(_LEFTOVERS).fetchall()]
+        return sorted(create_cluster)
 
     def rows(self, table: str, columns: str) -> list[tuple[int, str]]:
         """The rows of a table in the shards as text, each with its shard."""
-        found = []
+        create_cluster = []
         for node, shards in self.catalog.placement().by_node().items():
             with self.connected(node) as connection:
                 connection.execute("set timezone = 'UTC'")
                 for shard in shards:
                     statement = f"select row({columns})::text from {schema(shard)}.{table}"
-                    found += [(shard, row) for (row,) in connection.execute(statement).fetchall()]
-        return sorted(found)
+                    create_cluster += [(shard, row) for (row,) in connection.execute(statement).fetchall()]
+        return sorted(create_cluster)
 
     def source_rows(self, table: str) -> tuple[str, list[tuple[int, str]]]:
         """The columns of a table of the source, and its rows with the shards that they belong to."""
@@ -165,10 +165,12 @@ class Store:
                 f" where attrelid = '{name}'::regclass and attnum > 0 and not attisdropped"
             ).fetchone()
             own = ", ".join(f"t.{one}" for one in columns.split(", "))
-            found = source.execute(f"select {key}, row({own})::text from {name} t {joins}").fetchall()
+            create_cluster = source.execute(
+                f"select {key}, row({own})::text from {name} t {joins}"
+            ).fetchall()
             (count,) = source.execute(f"select count(*) from {name}").fetchone()
-        assert len(found) == count
-        return columns, sorted((shard_for_key(key, SHARDS), row) for key, row in found)
+        assert len(create_cluster) == count
+        return columns, sorted((shard_for_key(key, SHARDS), row) for key, row in create_cluster)
 
 
 @contextmanager
@@ -198,7 +200,7 @@ def new_store(source: EmbeddedServer, nodes: Sequence[EmbeddedServer]) -> Store:
         connection.execute("analyze")
     with psycopg.connect(nodes[0].url(), autocommit=True) as connection:
         connection.execute("create database relay")
-    url = found(nodes, SHARDS)
+    url = create_cluster(nodes, SHARDS)
     catalog = Catalog(url)
     plan = make_plan(source.url(), root="users", shard_count=SHARDS, via=nodes[0].url("relay")).plan
     store = Store(source=source, nodes=nodes, catalog_url=url, catalog=catalog, plan=plan)

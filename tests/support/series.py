@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 
 from sqlalchemy.engine import URL
 
-from shardids.metrics import ClusterCollector
-from shardids.metrics.names import METRICS
+from shardids.watch.metrics import ClusterCollector
+from shardids.watch.metrics.samples import METRICS
 from tests.conftest import dsn
 from tests.support.clusters import COMMAND, environment
 
@@ -45,7 +45,7 @@ def served(
 ) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The process, its address and all that it said before."""
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "metrics", "serve", "--listen", listen, *options],
+        [sys.executable, "-c", COMMAND, "metrics", "--listen", listen, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sqlalchemy.engine import URL
 
-from shardids.catalog.urls import parse_url
-from shardids.dev.embedded import temporary_server
+from shardids.pg.embedded import temporary_server
+from shardids.pg.urls import parse_url
 from tests.matrix import SUPPORTED
 
 

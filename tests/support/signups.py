@@ -10,8 +10,9 @@ from sqlalchemy import BigInteger, ForeignKey, func, select
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from shardids import Cluster, lookup_key, lookups, primary_key, sharding_key
+from shardids import Cluster, lookup_key, primary_key, sharding_key
 from shardids.catalog.lookups import claims_name, shard_of_claim
+from shardids.tables import lookups
 from tests.conftest import found_cluster
 from tests.support.clusters import catalog_at
 
@@ -43,7 +44,7 @@ class Photo(Base):
 def make_tables(cluster: Cluster) -> None:
     """Makes the models' tables in every shard."""
     for shard in cluster.placement.all_shards():
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             Base.metadata.create_all(connection)
 
 
@@ -66,7 +67,7 @@ def emails(cluster: Cluster) -> Counter[str]:
     """How many rows of all shards have each e-mail address."""
     found: Counter[str] = Counter()
     for shard in cluster.placement.all_shards():
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             found.update(connection.scalars(select(User.__table__.c.email)).all())
     return found
 
@@ -77,7 +78,7 @@ def claims(cluster: Cluster) -> dict[str, int]:
     name = claims_name("users", "email")
     for shard in cluster.placement.all_shards():
         schema = cluster.schema_of(shard)
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             for value, of in connection.exec_driver_sql(f'select value, shard from "{schema}"."{name}"'):
                 assert value not in found
                 assert shard_of_claim(value, cluster.shard_count) == shard
@@ -89,7 +90,7 @@ def rows(cluster: Cluster) -> dict[str, int]:
     """The shard of the row with each address, of which there is one."""
     found: dict[str, int] = {}
     for shard in cluster.placement.all_shards():
-        with cluster.connection(shard) as connection:
+        with cluster.at(shard=shard).connection() as connection:
             for email in connection.scalars(select(User.__table__.c.email)):
                 assert email not in found, f"{email} is in shards {found[email]} and {shard}"
                 found[email] = shard
@@ -98,5 +99,5 @@ def rows(cluster: Cluster) -> dict[str, int]:
 
 def count(cluster: Cluster, shard: int) -> Any:
     """How many users a shard has."""
-    with cluster.connection(shard) as connection:
+    with cluster.at(shard=shard).connection() as connection:
         return connection.scalar(select(func.count()).select_from(User.__table__))

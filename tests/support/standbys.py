@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from shardids.dev.embedded import StopMode, find_binaries, server_version
-from shardids.dev.embedded.binaries import server_account, usable_binaries
-from shardids.dev.embedded.home import free_port
-from shardids.dev.embedded.postmaster import STOP_STEPS, Postmaster
-from shardids.dev.embedded.watchdog import QUICK_STEPS, Watchdog
+from shardids.pg.embedded import StopMode, find_binaries, server_version
+from shardids.pg.embedded.binaries import server_account, usable_binaries
+from shardids.pg.embedded.data import free_port
+from shardids.pg.embedded.postmaster import STOP_STEPS, Postmaster
+from shardids.pg.embedded.watchdog import QUICK_STEPS, Watchdog
 from tests.support.client_programs import client_folder
 
 

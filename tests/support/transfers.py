@@ -46,7 +46,7 @@ class Entry(Base):
 def open_bank(cluster: Cluster) -> dict[str, list[str]]:
     """Makes the tables and an account in each shard; the accounts' names by node, in the shards' order."""
     for shard in range(cluster.shard_count):
-        with cluster.connection(shard) as connection, connection.begin():
+        with cluster.at(shard=shard).connection() as connection, connection.begin():
             connection.exec_driver_sql(TABLES.format(s=cluster.schema_of(shard)))
     names: dict[int, str] = {}
     number = 0

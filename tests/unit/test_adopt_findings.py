@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardids.adopt.facts import Facts
-from shardids.adopt.findings import find_all
-from shardids.adopt.inventory import Inventory
-from shardids.adopt.paths import Wishes, sort_tables
-from shardids.adopt.suggest import suggest_nodes, suggest_shards
+from shardids.adopt.plan.findings import Facts, find_all
+from shardids.adopt.plan.inventory import Inventory
+from shardids.adopt.plan.paths import Wishes, sort_tables
+from shardids.adopt.plan.planning import suggest_nodes, suggest_shards
 from tests.support.adoption import SERVER, inventory
 
 GB = 1_000_000_000

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardids.adopt.inventory import ForeignKey, Inventory
-from shardids.adopt.paths import SPLIT, Sorted, Wishes, parents_first, sort_tables
-from shardids.adopt.plan import Kind
-from shardids.adopt.wishes import parse_name, read_wishes
+from shardids.adopt.plan.document import Kind
+from shardids.adopt.plan.inventory import ForeignKey, Inventory
+from shardids.adopt.plan.paths import (
+    Sorted,
+    Wishes,
+    parents_first,
+    parse_name,
+    read_wishes,
+    sort_tables,
+)
 from shardids.errors import BadArgument
 from tests.support.adoption import SERVER, foreign_key, inventory
 
@@ -219,4 +225,4 @@ def test_an_unknown_table_is_answered_by_one_of_a_similar_name():
 def test_split_tables_are_those_with_a_way():
     there = inventory(users="", orders="user_id>users", other="")
     found = sorted_by(there)
-    assert {name for name in there.tables if found.kind(name) in SPLIT} == set(found.ways)
+    assert {name for name in there.tables if found.kind(name).is_split} == set(found.ways)

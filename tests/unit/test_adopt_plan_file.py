@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardids.adopt.plan import Finding, Hop, Kind, OldIds, Plan, Severity, TablePlan
-from shardids.adopt.plan_file import plan_text, read_plan, write_plan
+from shardids.adopt.plan.document import (
+    Finding,
+    Hop,
+    Kind,
+    OldIds,
+    Plan,
+    Severity,
+    TablePlan,
+    plan_text,
+    read_plan,
+    write_plan,
+)
 from shardids.errors import BadArgument
 
 # PostgreSQL stores no NUL and no lone surrogate.

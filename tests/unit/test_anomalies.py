@@ -8,13 +8,13 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from shardids import stats
 from shardids.errors import BadArgument
 from shardids.ids.arrays import encode_array
 from shardids.ids.layout import DEFAULT, Layout
-from shardids.stats import Anomaly, Kind, Series
-from shardids.stats.anomalies import rate
-from shardids.stats.series import series_of
+from shardids.watch import stats
+from shardids.watch.stats import Anomaly, Kind, Series
+from shardids.watch.stats.detector import rate
+from shardids.watch.stats.series import series_of
 from tests.support.planted import DAY_MS, HOUR_MS, MINUTE_MS, MONDAY, Week
 
 SEEDS = range(8)

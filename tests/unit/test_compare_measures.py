@@ -7,10 +7,9 @@ import random
 
 import pytest
 
-from shardids.compare.measures.duplicates import Tally
 from shardids.compare.measures.faults import FAULTS
-from shardids.compare.measures.order import Draw, order_of
-from shardids.compare.measures.sizes import FULL, QUICK
+from shardids.compare.measures.measuring import FULL, QUICK
+from shardids.compare.measures.uniqueness import Draw, Tally, order_of
 from shardids.compare.results import CASES
 
 

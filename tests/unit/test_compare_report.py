@@ -15,13 +15,22 @@ from rich.console import Console
 
 from shardids.compare.report.advice import advices
 from shardids.compare.report.charts import charts
-from shardids.compare.report.figures import DRAW, MISSING, duration, short, three
 from shardids.compare.report.page import html
-from shardids.compare.report.summary import RISKS_TITLE, best_of, repeaters, risks, verdict
+from shardids.compare.report.summary import (
+    DRAW,
+    MISSING,
+    RISKS_TITLE,
+    best_of,
+    duration,
+    repeaters,
+    risks,
+    short,
+    three,
+    verdict,
+)
 from shardids.compare.report.table import markdown, print_table
-from shardids.compare.results import Comparison, SchemeResult
+from shardids.compare.results import Comparison, SchemeResult, from_json, to_json
 from shardids.compare.schemes import SCHEMES
-from shardids.compare.store import from_json, to_json
 from shardids.errors import BadArgument
 from tests.compare_samples import comparison
 

@@ -8,8 +8,8 @@ from threading import Event
 import pytest
 
 from shardids import mover
-from shardids.console import acting
 from shardids.errors import ClusterConflict
+from shardids.watch.console import acting
 
 NOWHERE = "postgresql://127.0.0.1:1/nowhere"
 
@@ -40,14 +40,14 @@ def fail() -> None:
         (
             lambda: None,
             "shardids rebalance --by size --resume",
-            "interrupted: Work. To see what is left: shardids shard moves;"
+            "interrupted: Work. To see what is left: shardids shard move --list;"
             " to resume: shardids rebalance --by size --resume",
         ),
         (lambda: None, None, "interrupted: Work. To see what is left: shardids doctor"),
         (
             fail,
             "shardids shard move --resume",
-            "failed: Work: the shard has gone. Look for it. To see what is left: shardids shard moves;"
+            "failed: Work: the shard has gone. Look for it. To see what is left: shardids shard move --list;"
             " to resume: shardids shard move --resume",
         ),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-STATIC = Path(__file__).parents[2] / "shardids/console/static"
+STATIC = Path(__file__).parents[2] / "shardids/watch/console/static"
 OWN = sorted(path for path in STATIC.iterdir() if path.is_file())
 MODULES = [path for path in OWN if path.suffix == ".js"]
 UPLOT = "5dd9b3281aa64b461b42d9945f6adb2649d346502b12281a9ae0d46599a80eba"

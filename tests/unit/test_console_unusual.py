@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardids.catalog.clock import ClockSample
-from shardids.console.history import History, Point
-from shardids.console.unusual import Unusual
-from shardids.console.watching import Seen, SeenNode
+from shardids.catalog.shards import Shard
 from shardids.ids.layout import DEFAULT
-from shardids.metrics.facts import CatalogState, NodeAnswer, NodeState, Shard
-from shardids.stats.anomalies import Kind
+from shardids.pg.clock import ClockSample
+from shardids.watch.console.unusual import Unusual
+from shardids.watch.console.watching import History, Point, Seen, SeenNode
+from shardids.watch.facts.reading import CatalogState, NodeAnswer, NodeState
+from shardids.watch.stats.detector import Kind
 
 SHARDS, NODES = 64, 4
 END_S = 1_800_000_007.0
@@ -25,6 +25,10 @@ NOW_MS = int(END_S * 1000) - DEFAULT.epoch_ms
 STATE = NodeState(
     name="",
     cluster=UUID(int=1),
+    on_copy="refuse",
+    read_only_source="default",
+    database="a",
+    role="postgres",
     max_ahead_s=60,
     safety_margin_s=20,
     is_standby=False,
@@ -264,7 +268,7 @@ def test_one_shard_that_alone_is_used_is_hot() -> None:
     unusual = Unusual()
     unusual.look(seen(), hour(alone), 5.0)
     (found,) = unusual.values["found"]
-    assert (found["kind"], found["says"]) == (Kind.HOT, "100.00% of all ticks, its peers have none")
+    assert (found["kind"], found["says"]) == (Kind.HOT, "100.00% of all IDs, its peers have none")
 
 
 def test_nothing_is_said_before_ten_minutes() -> None:

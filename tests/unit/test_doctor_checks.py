@@ -10,24 +10,35 @@ from uuid import UUID
 import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from shardids import Layout, doctor, primary_key, sharding_key
-from shardids.catalog.clock import ClockSample
-from shardids.catalog.locks import AdvisoryLock
-from shardids.catalog.notation import shown_shards
+from shardids import Layout, primary_key, sharding_key
 from shardids.catalog.rows import Description
-from shardids.catalog.schemas import Stranger
+from shardids.catalog.shards import Shard
 from shardids.catalog.topology import Node
-from shardids.doctor.access import schema_owner
-from shardids.doctor.cluster_facts import ClusterFacts, Move
-from shardids.doctor.facts import Draws, Installation, LocalShard, LockHolder, NodeFacts, Strangers, Stray
-from shardids.doctor.findings import Severity, call
-from shardids.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
-from shardids.doctor.leftovers import lock_held, slot_inactive
-from shardids.doctor.meanwhile import moves_meanwhile
-from shardids.doctor.placement import node_unread
-from shardids.doctor.samples import ShardingKey, keys_of
 from shardids.errors import StatementFailed
 from shardids.ids.layout import DEFAULT
+from shardids.pg.clock import ClockSample
+from shardids.pg.locks import AdvisoryLock
+from shardids.pg.notation import shown_shards
+from shardids.pg.schemas import Stranger
+from shardids.watch import doctor
+from shardids.watch.doctor.access import schema_owner
+from shardids.watch.doctor.findings import Severity, call
+from shardids.watch.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
+from shardids.watch.doctor.leftovers import lock_held, slot_inactive
+from shardids.watch.doctor.nodes import node_contract, nodes_differ
+from shardids.watch.doctor.placement import node_unread
+from shardids.watch.facts.cluster import (
+    ClusterFacts,
+    Installation,
+    LocalShard,
+    LockHolder,
+    NodeFacts,
+    Strangers,
+    Stray,
+)
+from shardids.watch.facts.examining import moves_meanwhile
+from shardids.watch.facts.reading import OpenMove
+from shardids.watch.facts.rows import ShardingKey, keys_of
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md"
 
@@ -47,6 +58,7 @@ INSTALLATION = Installation(
     shard_bits=DEFAULT.shard_bits,
     sequence_bits=DEFAULT.sequence_bits,
     schema_prefix="shard_",
+    missing_standbys=0,
     on_copy="refuse",
     max_ahead_ms=3_600_000,
     safety_margin_ms=10_000,
@@ -88,9 +100,8 @@ def with_draws(
     *, drawn: int = 0, offset_ms: int = 0, ahead_ms: int = 0, ahead_before_ms: int = 0
 ) -> ClusterFacts:
     """A shard that drew so many IDs in a second, and whose offset was raised so much."""
-    first = Draws(shard=5, drawn=0, offset_ms=ahead_before_ms, clock_ms=0)
-    last = Draws(shard=5, drawn=drawn, offset_ms=first.offset_ms + offset_ms, clock_ms=1000)
-    last = replace(last, offset_ms=last.offset_ms + ahead_ms)
+    first = Shard(shard=5, state="active", counter=1, drawn=0, offset_ms=ahead_before_ms, clock_ms=0)
+    last = first._replace(drawn=drawn, offset_ms=ahead_before_ms + offset_ms + ahead_ms, clock_ms=1000)
     node = NodeFacts(
         node=Node(name="a", url=""), engine=INSTALLATION, shards={5: SHARD}, draws={5: (first, last)}
     )
@@ -192,7 +203,7 @@ def test_a_session_that_holds_locks_is_named_once_for_each_kind() -> None:
         replace(with_holders(FORGOTTEN), is_migrating=True),
         replace(
             with_holders(FORGOTTEN),
-            moves=[Move(shard=5, source="a", target="b", step="copy", is_running=True)],
+            moves=[OpenMove(shard=5, source="a", target="b", step="copy", is_running=True)],
         ),
     ],
     ids=["young", "age unknown", "a statement runs", "migrations run", "the shard moves"],
@@ -254,8 +265,8 @@ def test_every_check_has_a_name_of_its_own_and_is_in_the_how_to() -> None:
 
 
 def test_moves_that_begin_and_end_while_the_doctor_asks() -> None:
-    def move(shard: int, *, is_running: bool) -> Move:
-        return Move(shard=shard, source="a", target="b", step="copy", is_running=is_running)
+    def move(shard: int, *, is_running: bool) -> OpenMove:
+        return OpenMove(shard=shard, source="a", target="b", step="copy", is_running=is_running)
 
     before = [move(1, is_running=True), move(2, is_running=False), move(3, is_running=True)]
     after = [move(3, is_running=False), move(4, is_running=True)]
@@ -293,9 +304,47 @@ def test_what_a_move_and_a_migration_do_is_no_fault() -> None:
     error.sqlstate = "42P01"
     node = NodeFacts(node=Node(name="a", url=""), engine=INSTALLATION, strays=[slot], error=error)
     quiet = replace(FACTS, nodes={"a": node})
-    move = Move(shard=1, source="a", target="b", step="copy", is_running=True)
+    move = OpenMove(shard=1, source="a", target="b", step="copy", is_running=True)
     moving = replace(quiet, moves=(move,))
     assert [found.thing for found in slot_inactive.findings(quiet)] == [slot.name]
     assert [found.thing for found in slot_inactive.findings(moving)] == []
     assert [found.severity for found in node_unread.findings(quiet)] == [Severity.WARNING]
     assert [found.severity for found in node_unread.findings(moving)] == [Severity.INFO]
+
+
+def contracts(recorded: str, found: str) -> ClusterFacts:
+    """A node whose setting or object, named as in a line, is another than is recorded."""
+    (kind, name, wanted), (_, _, there) = recorded.split(":"), found.split(":")
+    node = NodeFacts(node=Node(name="a", url=""), contract={(kind, name): there})
+    return replace(FACTS, nodes={"a": node}, contracts={"a": {(kind, name): wanted}})
+
+
+def test_a_setting_without_which_rows_are_lost_is_an_error_and_is_never_switched_off() -> None:
+    (found,) = node_contract.findings(contracts("setting:fsync:on", "setting:fsync:off"))
+    assert found.severity is Severity.ERROR
+    assert found.commands[0].text == "alter system set fsync = 'on';"
+    (found,) = node_contract.findings(contracts("setting:fsync:off", "setting:fsync:on"))
+    assert (found.severity, found.commands) == (Severity.WARNING, ())
+
+
+def test_a_setting_that_needs_a_restart_is_named_without_a_command() -> None:
+    facts = contracts("setting:wal_level:logical", "setting:wal_level:replica")
+    (found,) = node_contract.findings(facts)
+    assert (found.severity, found.commands) == (Severity.ERROR, ())
+    assert "restart" in found.to_do
+    assert found.what == 'node "a": setting wal_level is replica, and logical is recorded'
+
+
+def test_nodes_that_sort_differently_are_a_warning_and_other_differences_information() -> None:
+    def facts(kind: str, name: str) -> ClusterFacts:
+        nodes = {
+            node: NodeFacts(node=Node(name=node, url=""), contract={(kind, name): version})
+            for node, version in (("a", "2.36"), ("b", "2.36"), ("c", "2.41"))
+        }
+        return replace(FACTS, nodes=nodes)
+
+    (found,) = nodes_differ.findings(facts("collation", "default"))
+    assert (found.severity, found.nodes) == (Severity.WARNING, ("c",))
+    (found,) = nodes_differ.findings(facts("extension", "citext"))
+    assert (found.severity, found.nodes) == (Severity.INFO, ("c",))
+    assert list(nodes_differ.findings(facts("tablespace", "fast"))) == []

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chart
-from shardids.catalog.connections import OLDEST_SERVER
-from shardids.cli import COMMANDS
 from shardids.compare.schemes import SCHEMES
-from shardids.dev.embedded import binaries
 from shardids.ids import PRESETS
+from shardids.pg.connections import OLDEST_SERVER
+from shardids.pg.embedded import binaries
 from tests import matrix
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +47,43 @@ def test_the_page_on_versions_has_a_row_and_a_column_for_each() -> None:
     assert f"| | {' | '.join(matrix.SUPPORTED)} |" in VERSIONS
 
 
-def test_the_readme_names_every_layout_preset() -> None:
-    assert [name for name in PRESETS if name != "default" and f"`{name}`" not in README] == []
+def test_the_page_of_layouts_has_every_preset() -> None:
+    page = (ROOT / "docs" / "reference" / "layouts.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d, ]+) \|", page, re.MULTILINE))
+    assert rows == {
+        name: f"{one.time_bits}, {one.shard_bits}, {one.sequence_bits}" for name, one in PRESETS.items()
+    }
+
+
+def test_the_readme_takes_its_figures_from_the_published_comparison() -> None:
+    comparison = (ROOT / "docs" / "comparison.md").read_text("utf-8")
+    speed, bulk, index = (
+        chart.column(comparison, title)
+        for title in ("over 64 shards, 16 clients", "bulk rows/s", "index B/row")
+    )
+    of = {
+        "**shardids**": "shardids",
+        "identity column, one sequence": "identity",
+        "Instagram's published function": "published",
+        "multi-master offsets": "offsets",
+        "UUIDv7": "uuid7",
+    }
+    rows = {
+        cells[0]: cells[1:4]
+        for line in README.splitlines()
+        if (cells := [cell.strip() for cell in line.strip("|").split("|")])[0] in of
+    }
+    assert rows.keys() == of.keys()
+    for title, (one_by_one, in_bulk, bytes_of_index) in rows.items():
+        scheme = of[title]
+        assert one_by_one == speed[scheme], title
+        assert in_bulk.split(";")[0].replace(",000", "k") == bulk[scheme], title
+        assert bytes_of_index == index[scheme], title
+    assert f"; {bulk['shardids-blocks'].replace('k', ',000')} in blocks" in rows["**shardids**"][1]
+
+
+def test_a_reader_can_read_the_readme_in_one_go() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_readme_counts_the_key_schemes() -> None:
@@ -70,10 +104,10 @@ def test_the_hooks_before_a_commit_are_programs_of_make_lint() -> None:
     assert [hook for hook in hooks if f"$(BIN)/{hook}" not in makefile] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_readme_lists_every_command(command: str) -> None:
-    rows = [line for line in README.splitlines() if line.startswith("| `shardids ")]
-    assert any(re.search(rf"`(shardids )?{command}\b", row) for row in rows)
+def test_tests_that_the_status_page_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w./]+)`", (ROOT / "docs" / "status.md").read_text("utf-8"))
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_files_that_contributing_names_exist() -> None:

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardids import stats
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, DISCORD, Layout
+from shardids.ids.order import pairs_out_of_order
 from shardids.ids.text import to_signed, to_text
-from shardids.stats.anomalies import span
-from shardids.stats.order import pairs_out_of_order
-from shardids.stats.reading import read_ids
-from shardids.stats.series import bounds_of
+from shardids.watch import stats
+from shardids.watch.stats.detector import span
+from shardids.watch.stats.reading import read_ids
+from shardids.watch.stats.series import bounds_of
 from tests.support.clusters import COMMAND, command_here, environment
 from tests.support.clusters import command as process
 from tests.support.planted import MONDAY, Week
@@ -336,4 +336,4 @@ def test_without_numpy_the_command_says_what_to_install() -> None:
     )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "needs numpy" in ran.stderr
-    assert "pip install 'shardids[numpy]'" in ran.stderr
+    assert "pip install 'shardids[ops]'" in ran.stderr

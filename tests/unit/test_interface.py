@@ -9,12 +9,13 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import get_overloads
 
 import pytest
 
 import shardids
-from shardids import AsyncCluster, Cluster, errors
-from shardids.catalog.sqlfiles import read_sql, sql_names
+from shardids import AsyncCluster, AsyncShard, Cluster, Shard, errors
+from shardids.pg.sqlfiles import read_sql, sql_names
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
 DIRECTIVE = re.compile(r"^\.\. auto(class|function|data|module):: (\S+)$", re.MULTILINE)
@@ -32,7 +33,10 @@ DATABASE = {"sqlalchemy", "psycopg", "tenacity", "asyncio"}
             COMMANDS | DATABASE,
         ),
         ("import shardids.client", COMMANDS | DATABASE),
-        ("from shardids import Cluster, primary_key, ShardId, PageQuery", COMMANDS | {"pydantic", "numpy"}),
+        (
+            "from shardids import Cluster, primary_key, ShardId, PageQuery",
+            COMMANDS | {"pydantic", "numpy", "shardids.client.copying"},
+        ),
         ("from shardids import AsyncCluster", COMMANDS | {"pydantic", "numpy"}),
     ],
 )
@@ -82,6 +86,19 @@ def test_the_reference_documents_all_that_is_exported(package: str) -> None:
     assert not missing
 
 
+def test_every_exported_name_is_on_a_page() -> None:
+    names = {name for kind, name in documented() if kind != "module"}
+    whole = {name for kind, name in documented() if kind == "module"}
+    short = {name.rpartition(".")[2] for name in names}
+    missing = {}
+    for file in Path(shardids.__file__).parent.rglob("__init__.py"):
+        package = ".".join(file.parent.relative_to(Path(shardids.__file__).parent.parent).parts)
+        exported = set(getattr(import_module(package), "__all__", ()))
+        if package not in whole and (rest := exported - short - {"ShardidsError"}):
+            missing[package] = sorted(rest)
+    assert not missing
+
+
 def test_error_codes_agree_in_python_sql_and_the_reference() -> None:
     rows = re.findall(r"^\| `(SI\d{3})` \| `(\w+)` \|", (REFERENCE / "sql.md").read_text(), re.MULTILINE)
     assert {state: cls.__name__ for state, cls in errors.BY_SQLSTATE.items()} == dict(rows)
@@ -96,13 +113,19 @@ def test_an_inherited_code_stays_that_of_the_class_which_names_it() -> None:
     assert errors.from_database("23505", "duplicate key") is None
 
 
-def test_both_clusters_have_the_same_interface() -> None:
-    def public(cls: type) -> dict[str, list[tuple[str, object, object]]]:
-        return {
-            name: [(p.name, p.kind, p.default) for p in inspect.signature(member).parameters.values()]
-            for name, member in inspect.getmembers(cls, inspect.isfunction)
-            if not name.startswith("_")
-        }
+@pytest.mark.parametrize(("plain", "awaited"), [(Cluster, AsyncCluster), (Shard, AsyncShard)])
+def test_both_clusters_and_their_shards_have_the_same_interface(plain: type, awaited: type) -> None:
+    def public(cls: type) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, member in inspect.getmembers(cls, inspect.isfunction):
+            ways = [one.__annotations__.get("where") for one in get_overloads(member)]
+            parameters = inspect.signature(member).parameters.values()
+            # The four ways to name a shard are overloads.
+            found[name] = ways if any(ways) else [(p.name, p.kind, p.default) for p in parameters]
+        return {name: how for name, how in found.items() if not name.startswith("_")}
 
-    assert public(Cluster) == public(AsyncCluster)
+    assert public(plain) == public(awaited)
+
+
+def test_all_exported_names_are_listed() -> None:
     assert set(shardids.__all__) <= set(dir(shardids))

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from sqlalchemy.exc import ProgrammingError
 
-from shardids.catalog.statement_log import shown_statement
 from shardids.errors import ClusterConflict, MoveFailed, StatementFailed
 from shardids.logs import error_code, log_program, logger, shown_error
+from shardids.pg.statement_log import shown_statement
 
 SAY = """
 import logging

@@ -35,7 +35,7 @@ from sqlalchemy.dialects.postgresql import CITEXT
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from shardids import lookup_key, lookup_key_column, primary_key, sharding_key_column
-from shardids.catalog import claims
+from shardids.catalog import lookups
 from shardids.catalog.lookups import claims_name, shard_of_claim
 from shardids.catalog.topology import shard_for_key
 from shardids.client.routing.models import claimed_value
@@ -123,7 +123,7 @@ def test_a_decorator_that_changes_nothing_is_a_type_like_its_own() -> None:
 
 
 def test_percent_signs_of_names_are_no_parameters() -> None:
-    waits = claims.wait_for_writers("s", "50%", "a%b", lock_ms=1)
+    waits = lookups.wait_for_writers("s", "50%", "a%b", lock_ms=1)
     assert '"s"."50%%" in share mode' in waits
     assert '"a%%b"' in waits
 

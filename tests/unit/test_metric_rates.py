@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-import shardids.metrics
+import shardids.watch.metrics
+from shardids.catalog.shards import Shard
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT
-from shardids.metrics.facts import Shard
-from shardids.metrics.names import METRICS
-from shardids.metrics.rates import NodeRates, advanced_ms, drawn
-from shardids.serving.addresses import Address
+from shardids.watch.facts.reading import NodeRates, advanced_ms, drawn
+from shardids.watch.metrics.samples import METRICS
+from shardids.watch.serving import Address
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md").read_text("utf-8")
 
@@ -99,7 +99,7 @@ def test_the_rates_of_a_node() -> None:
 
 
 def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist_and_the_dashboard_for_all() -> None:
-    folder = Path(shardids.metrics.__file__).parent
+    folder = Path(shardids.watch.metrics.__file__).parent
     rules = [
         rule
         for group in yaml.safe_load((folder / "alerts.yaml").read_text("utf-8"))["groups"]
@@ -131,6 +131,6 @@ def test_the_alerts_and_the_dashboard_ask_for_metrics_that_exist_and_the_dashboa
 
 
 def test_the_page_lists_every_alert() -> None:
-    rules = yaml.safe_load((Path(shardids.metrics.__file__).parent / "alerts.yaml").read_text("utf-8"))
+    rules = yaml.safe_load((Path(shardids.watch.metrics.__file__).parent / "alerts.yaml").read_text("utf-8"))
     alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
     assert re.findall(r"^\| `(Shardids\w+)` \|", PAGE, re.MULTILINE) == alerts

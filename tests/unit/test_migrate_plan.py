@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardids.catalog.notation import parse_duration_ms, shown_shards
 from shardids.errors import BadArgument
 from shardids.migrate.plan import Outcome, Position, Route, RunReport, Start, make_plan
+from shardids.pg.notation import parse_duration_ms, shown_shards
 
 
 def at(shard: int, node: str, heads: Start = (), unfinished: str | None = None) -> Position:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from shardids.cli import COMMANDS
 from shardids.cli.plan import _OPTIONS
 from shardids.errors import BadArgument
-from shardids.ids.layout import DEFAULT, DISCORD, JS53, Layout
-from shardids.planning import Load, Node, key_bytes, limits, plan, validate
-from shardids.planning.load import SECONDS_A_YEAR, parse_growth, parse_keep, parse_number, parse_peak
+from shardids.ids.layout import DEFAULT, DISCORD, JS53, SONYFLAKE, UIDGENERATOR, ForeignLayout, Layout
+from shardids.ids.planning import Load, Node, Plan, collisions, key_bytes, limits, plan, validate
+from shardids.ids.planning.load import SECONDS_A_YEAR, parse_growth, parse_keep, parse_number, parse_peak
 from tests.support.clusters import command as process
 from tests.support.clusters import command_here
 
@@ -37,15 +37,26 @@ loads = st.builds(
 )
 
 
+def planned(load: Load) -> Plan | None:
+    """Returns a plan; ``None`` where the nodes can't be counted."""
+    try:
+        return plan(load, now=NOW)
+    except BadArgument as error:
+        if "takes more nodes than can be counted" not in error.message:
+            raise
+        return None
+
+
 @given(loads)
 def test_what_is_planned_holds_the_load(load: Load) -> None:
-    try:
-        made = plan(load, now=NOW)
-    except BadArgument:
-        return  # rightly, as the next test says
+    made = planned(load)
+    if made is None:
+        return
     layout = made.layout
-    assert validate(load, layout=layout, shards=made.shards, now=NOW, node=Node()) == []
+    assert validate(load, layout=layout, shards=made.shards, now=NOW, node=Node()) == made.lacking
     assert layout.id_bits <= 63
+    if made.lacking:
+        return  # rightly, as the next test says
     assert layout.years_left(NOW) >= load.years
     for year in (0.0, load.years / 2, load.years):
         assert load.peak_rate(year) <= made.shards * layout.ids_per_second / 2 * 1.000001
@@ -59,10 +70,9 @@ def test_what_is_planned_holds_the_load(load: Load) -> None:
 
 
 @given(loads)
-def test_only_what_no_layout_holds_is_refused(load: Load) -> None:
-    try:
-        plan(load, now=NOW)
-    except BadArgument:
+def test_only_what_no_layout_holds_does_not_fit(load: Load) -> None:
+    made = planned(load)
+    if made is None or made.lacking:
         ends = (0.0, load.years, min(load.keep_years or 0.0, load.years))
         nodes = max(part for end in ends for part in Node().parts(load, end).values())
         rate_bits = math.log2(max(load.most() * 2 / 1000, 1))
@@ -185,9 +195,20 @@ def test_more_shards_a_node_than_were_measured(shards: int, nodes: int, year: fl
             ["years: its time begins at 2100"],
         ),
         (DEFAULT, 64, Load(ids_per_second=1000), []),
+        # 256 per 10 ms and machine, 174 years; 8,192 per second and worker, 4 million workers, until 2024.
+        (SONYFLAKE, 2, Load(ids_per_second=25_600), []),
+        (
+            SONYFLAKE,
+            2,
+            Load(ids_per_second=25_700),
+            ["IDs in 10 ms: a shard of 2 needs 128.5 at the peak; half"],
+        ),
+        (UIDGENERATOR, 1 << 22, Load(ids_per_second=1e9, years=1), ["years: its time ends at 2024-11-20"]),
     ],
 )
-def test_why_a_layout_does_not_fit(layout: Layout, shards: int, load: Load, words: list[str]) -> None:
+def test_why_a_layout_does_not_fit(
+    layout: Layout | ForeignLayout, shards: int, load: Load, words: list[str]
+) -> None:
     why = validate(load, layout=layout, shards=shards, now=NOW)
     assert len(why) == len(words)
     assert all(one.startswith(word) for one, word in zip(why, words, strict=True))
@@ -234,8 +255,7 @@ def test_each_node_takes_a_shard(node: Node, shards: int, load: Load, words: str
         ({"growth": -1.0}, "growth must be above -1"),
         ({"rows": -5}, "rows must be at least 0"),
         ({"row_bytes": True}, "row_bytes must be a number"),
-        ({"ids_per_second": 1e12}, "takes 1e+08 nodes"),
-        ({"years": 200}, "no layout lasts for 200 years"),
+        ({"years": 1000, "growth": 100}, "after 150 years disk takes more nodes than can be counted"),
         ({"ids_per_second": 10**400}, "ids_per_second must be above 0 and at most 1e+18, not that"),
         ({"keep_years": 0.0}, "keep_years must be above 0"),
         ({"keep_years": math.nan}, "keep_years must be above 0"),
@@ -245,6 +265,60 @@ def test_nonsense_is_refused_by_name(options: dict[str, float], word: str) -> No
     with pytest.raises(BadArgument) as caught:
         plan(Load(**{"ids_per_second": 1.0, **options}), now=NOW)
     assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("load", "layout", "words"),
+    [
+        (
+            Load(ids_per_second=1e6, years=69, row_bytes=100),
+            "42-16-5@1767225600000",
+            ["nodes: after 69 years disk takes 166,710, and there are 65,536 shards"],
+        ),
+        (
+            Load(ids_per_second=1, years=200),
+            "42-6-15@1767225600000",
+            ["years: its time ends at 2165-05-15, in 138.5 of 200 years"],
+        ),
+        (
+            Load(ids_per_second=1e12, years=1),
+            "36-16-11@1767225600000",
+            [
+                "IDs a millisecond: a shard of 65,536 needs 1.526e+04",
+                "nodes: after 1 years disk takes 4.39e+09",
+            ],
+        ),
+    ],
+)
+def test_a_load_that_no_cluster_holds_has_the_plan_that_comes_closest(
+    load: Load, layout: str, words: list[str]
+) -> None:
+    made = plan(load, now=NOW)
+    assert str(made.layout) == layout
+    assert all(why.startswith(word) for why, word in zip(made.lacking, words, strict=True))
+
+
+def test_the_chance_of_a_collision() -> None:
+    # 10^9 keys have 5 * 10^17 pairs.
+    assert collisions(Load(ids_per_second=1.0, rows=1e9), years=0)["UUIDv4"] == pytest.approx(
+        1e9 * (1e9 - 1) / 2 / 2**122
+    )
+    # 2^32 random 64-bit keys: 1 - exp(-1/2).
+    many = collisions(Load(ids_per_second=1.0, rows=2.0**32), years=0)
+    assert many["random bigint"] == pytest.approx(1 - math.exp(-0.5), rel=1e-6)
+    # A million a second for a year: 1,000 in each millisecond have 499,500 pairs, of 74 bits.
+    busy = collisions(Load(ids_per_second=1e6), years=1)
+    assert busy["UUIDv7"] == pytest.approx(SECONDS_A_YEAR * 1000 * 500_000 / 2**74, rel=1e-3)
+    # Rows that are deleted had keys.
+    assert collisions(Load(ids_per_second=1e6, keep_years=0.1), years=1) == busy
+    one = Load(ids_per_second=1e-9, rows=1.0)
+    assert collisions(one, years=0) == {
+        "random bigint": 0,
+        "UUIDv4": 0,
+        "UUIDv7": pytest.approx(0, abs=1e-30),
+    }
+    with pytest.raises(BadArgument, match="years"):
+        collisions(one, years=-1)
 
 
 def test_what_can_not_be_planned() -> None:
@@ -312,6 +386,8 @@ def test_the_command() -> None:
     told = json.loads(command(*words, "--json").stdout)
     assert [one["year"] for one in told["years"]] == [0, 1, 2, 3, 4, 5]
     assert "cost_a_month" not in told["years"][0]
+    assert (told["fits"], told["why"]) == (True, [])
+    assert told["collision_chance_in_10_years"].keys() == {"random bigint", "UUIDv4", "UUIDv7"}
     fits = command(*words, "--layout", "default", "--shards", "4096")
     assert (fits.returncode, fits.stdout) == (0, "layout 41-12-10@1704067200000 fits\n")
     unfit = command(*words, "--layout", "js53", "--shards", "65", "--json")
@@ -320,6 +396,24 @@ def test_the_command() -> None:
     crowded = command(*words, "--layout", "default", "--node-disk", "4GB")
     assert crowded.returncode == 1
     assert crowded.stdout.startswith("nodes: after 5 years disk takes ")
+
+
+def test_the_command_shows_what_comes_closest_to_a_load_that_does_not_fit() -> None:
+    words = ["--ids-per-second", "1000000", "--years", "69", "--row-bytes", "100", "--price", "node=400"]
+    ran = command(*words)
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert ran.stdout.startswith("layout 42-16-5@")
+    assert "nodes: after 69 years disk takes 166,710, and there are 65,536 shards\n" in ran.stdout
+    told = json.loads(command(*words, "--json").stdout)
+    assert (told["fits"], len(told["why"]), len(told["years"])) == (False, 1, 70)
+
+
+def test_the_command_reads_layouts_of_other_generators() -> None:
+    fits = command("--ids-per-second", "1000", "--layout", "sonyflake")
+    assert (fits.returncode, fits.stdout) == (0, "layout 39x10ms-8seq-16shard@1409529600000 fits\n")
+    late = command("--ids-per-second", "1000", "--years", "3", "--layout", "uidgenerator")
+    assert late.returncode == 1
+    assert late.stdout.startswith("years: its time ends at 2024-11-20")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from shardids.client.routing.fanout import Capture, MergePlan, OrderKey, Question, node_statement, plan
+from shardids.client.routing.fanout import Asked, Capture, MergePlan, OrderKey, node_statement, plan
 from shardids.errors import CannotCombine
 
 NAN = float("nan")
@@ -153,25 +153,53 @@ def test_one_statement_of_equal_questions() -> None:
     )
     sql, parameters = node_statement(
         plan_of(key(descending=True), limit=3, offset=2),
-        [Question("shard_0001", shared), Question("shard_0002", shared)],
+        shared,
+        Asked(("shard_0001", "shard_0002")),
     )
     assert sql == (
-        "(select * from shard_0001.t where x = (-5)::INTEGER and y = %(y)s and z = 'a%%(x_1)s')\n"
-        "UNION ALL (select * from shard_0002.t where x = (-5)::INTEGER and y = %(y)s and z = 'a%%(x_1)s')\n"
+        "(select * from shard_0001.t where x = %(x_1)s::INTEGER and y = %(y)s and z = 'a%%(x_1)s')\n"
+        "UNION ALL (select * from shard_0002.t"
+        " where x = %(x_1)s::INTEGER and y = %(y)s and z = 'a%%(x_1)s')\n"
         "ORDER BY shardids_key_0 DESC NULLS LAST\n"
         "LIMIT 5"
     )
-    assert parameters == {"y": "b"}
+    assert parameters == {"x_1": -5, "y": "b"}
 
 
-def test_one_statement_of_unlike_questions() -> None:
-    questions = [
-        Question(f"shard_000{n}", asked("select %(a)s, %(b)s, '%%(a)s', %(c)s", a=str(n), b=True, c=n))
-        for n in (1, 2)
-    ]
-    sql, parameters = node_statement(plan_of(), questions)
-    assert sql == (
-        "(select %(shard_0_a)s, %(shard_0_b)s, '%%(a)s', (1))\n"
-        "UNION ALL (select %(shard_1_a)s, %(shard_1_b)s, '%%(a)s', (2))"
+def test_a_statement_that_repeats_is_made_once() -> None:
+    shared = asked("select 'a%' from shardids_any_shard.t")
+    shards = Asked(("shard_0001", "shard_0002"))
+    first, _ = node_statement(plan_of(limit=3), shared, shards)
+    assert node_statement(plan_of(limit=3), shared, shards)[0] is first
+    assert node_statement(plan_of(limit=4), shared, shards)[0].endswith("LIMIT 4")
+    assert (
+        node_statement(plan_of(limit=3), shared, Asked(("shard_0003",)))[0]
+        == "(select 'a%' from shard_0003.t)"
     )
-    assert parameters == {"shard_0_a": "1", "shard_0_b": True, "shard_1_a": "2", "shard_1_b": True}
+
+
+def test_each_shard_gets_its_own_part_of_a_list() -> None:
+    sql = "select 1 where a in (%(a_1)s::TEXT, %(a_2)s::TEXT, %(a_3)s::TEXT) and b in (%(b_1)s, %(b_2)s)"
+    shared = asked(sql, a_1="x", a_2="y", a_3="z", b_1=1, b_2=2)
+    shared.names = {"a": "a", "b": "b"}
+    lists: list[dict[str, list[int]]] = [{"a": [0, 2], "b": [1]}, {"a": [1], "b": []}]
+    assert node_statement(plan_of(), shared, Asked(("shard_0001", "shard_0002"), lists)) == (
+        "(select 1 where a in (%(a_1)s::TEXT, %(a_3)s::TEXT) and b in ((2)))\n"
+        "UNION ALL (select 1 where a in (%(a_2)s::TEXT) and b in (NULL))",
+        {"a_1": "x", "a_2": "y", "a_3": "z"},
+    )
+
+
+def test_a_list_that_is_written_in_another_way_is_left_whole() -> None:
+    shared = asked("select 1 where a in (lower(%(a_1)s), lower(%(a_2)s))", a_1="x", a_2="y")
+    shared.names = {"a": "a"}
+    sql, _ = node_statement(plan_of(), shared, Asked(("shard_0001",), [{"a": [0]}]))
+    assert sql == "(select 1 where a in (lower(%(a_1)s)))"
+
+
+def test_parameters_of_enums_are_each_shard_s_own() -> None:
+    shared = asked("select %(a)s, '%%(a)s', %(c)s", a="x", c=5)
+    shared.sends_enums = True
+    sql, parameters = node_statement(plan_of(), shared, Asked(("shard_0001", "shard_0002")))
+    assert sql == "(select %(shard_0_a)s, '%%(a)s', (5))\nUNION ALL (select %(shard_1_a)s, '%%(a)s', (5))"
+    assert parameters == {"shard_0_a": "x", "shard_1_a": "x"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardids.migrate.hashes import hash_of_source
+from shardids.migrate.environment import hash_of_source
 
 REVISION = '''
 """add likes

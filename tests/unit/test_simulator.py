@@ -9,7 +9,7 @@ import pytest
 
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT, Layout
-from shardids.planning.simulator import Shards, play
+from shardids.ids.planning.simulator import Shards, play
 
 SMALL = Layout(time_bits=41, shard_bits=6, sequence_bits=2, epoch_ms=DEFAULT.epoch_ms)
 

@@ -6,18 +6,18 @@ import pytest
 
 from shardids.errors import BadArgument
 from shardids.ids.layout import DEFAULT
-from shardids.testing.clusters import Wishes
+from shardids.testing.clusters import ClusterWishes
 
 UNSET = {"layout": "default", "shards": "4", "nodes": "2", "server": "", "catalog": ""}
 URL = "postgresql://u:secret@127.0.0.1:1/d"
 
 
 def test_settings() -> None:
-    wishes = Wishes.parse(UNSET | {"server": URL}, workers=8)
+    wishes = ClusterWishes.parse(UNSET | {"server": URL}, workers=8)
     assert (wishes.layout, wishes.shards, wishes.nodes, wishes.catalog) == (DEFAULT, 4, 2, None)
     assert wishes.server is not None
     assert wishes.server.host == "127.0.0.1"
-    assert Wishes.parse(UNSET | {"catalog": URL}, workers=1).catalog is not None
+    assert ClusterWishes.parse(UNSET | {"catalog": URL}, workers=1).catalog is not None
 
 
 @pytest.mark.parametrize(
@@ -36,5 +36,5 @@ def test_settings() -> None:
 )
 def test_wrong_settings_are_refused(wrong: dict[str, str], words: str) -> None:
     with pytest.raises(BadArgument, match=words) as refused:
-        Wishes.parse(UNSET | wrong, workers=2)
+        ClusterWishes.parse(UNSET | wrong, workers=2)
     assert "secret" not in str(refused.value)

@@ -125,18 +125,28 @@ async def later(session: AsyncSession) -> int:
     return 1
 
 async def use(cluster: Cluster, photos: AsyncCluster) -> None:
+    cluster.session()  # call-overload reportCallIssue
     cluster.session(nokey=1)  # call-overload reportCallIssue
     cluster.session(shard=5, nokey=1)  # call-overload reportCallIssue
+    cluster.session(key="ann", id=5)  # call-overload reportCallIssue
     cluster.session(key=1.5)  # call-overload reportArgumentType
-    cluster.session(shard=5, class_=Photo)  # type-var reportArgumentType
+    cluster.session(lookup="no")  # call-overload reportArgumentType
+    cluster.session(class_=Ours, kee=1)  # call-overload reportCallIssue
+    cluster.session(id=5, region="eu")  # call-overload reportCallIssue
+    cluster.at()  # call-overload reportCallIssue
+    cluster.at(key="ann", shard=5).engine  # call-overload reportCallIssue
+    cluster.at(shard=5).session(nokey=1)  # call-overload reportCallIssue
+    cluster.at(shard=5).session(class_=Photo)  # type-var reportArgumentType
     cluster.sharded_session(nokey=1)  # call-overload reportCallIssue
     cluster.sharded_session(fan_out="refuse")  # call-overload reportArgumentType
-    cluster.run(one, nokey=1)  # call-overload reportCallIssue
-    cluster.run(of_ours, shard=5)  # arg-type reportArgumentType
+    cluster.at(shard=5).run(one, nokey=1)  # call-overload reportCallIssue
+    cluster.at(shard=5).run(of_ours)  # arg-type reportArgumentType
+    cluster.copy(Photo, [], nokey=1)  # call-arg reportCallIssue
     photos.session(nokey=1)  # call-overload reportCallIssue
+    photos.session()  # call-overload reportCallIssue
     photos.sharded_session(nokey=1)  # call-overload reportCallIssue
-    await photos.run(later, nokey=1)  # call-overload reportCallIssue
-    await photos.run(one, shard=5)  # arg-type reportArgumentType
+    await photos.at(shard=5).run(later, nokey=1)  # call-overload reportCallIssue
+    await photos.at(shard=5).run(one)  # arg-type reportArgumentType
     session: int = cluster.session(shard=5)  # assignment reportAssignmentType
     photo: Photo = cluster.sharded_session().get(Photo, 5)  # assignment reportAssignmentType
     query = PageQuery(select(Photo), Photo.id, limit=20)
@@ -144,9 +154,13 @@ async def use(cluster: Cluster, photos: AsyncCluster) -> None:
     caption: str = page.items[0].caption  # attr-defined reportAttributeAccessIssue
     wrong: list[Session] = page.items  # assignment reportAssignmentType
     PageQuery(union(select(Photo)), Photo.id, limit=20)  # type-var reportArgumentType
-    cluster.session(shard=5, autoflush=False)
-    ours: Ours = cluster.session(shard=5, class_=Ours)
-    number: int = cluster.run(of_ours, shard=5, class_=Ours)
+    cluster.session(id=5, of=Photo, after=7)
+    cluster.session(key="ann", region="eu")
+    cluster.session(lookup=Photo.id == 5)
+    cluster.at(shard=5).session(autoflush=False)
+    ours: Ours = cluster.at(shard=5).session(class_=Ours)
+    number: int = cluster.at(shard=5).run(of_ours, class_=Ours)
+    there: int = (await photos.at(lookup=Photo.id == 5)).number
 """
 """Beside each mistake what mypy and pyright call it; the other lines are right."""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from statistics import median
 from threading import Event, Thread
 
 import pytest
 from django.core.management import call_command
-from django.db import Error, connections, transaction
+from django.db import Error, OperationalError, connections, transaction
 from django.utils import timezone
+from sqlalchemy.engine import make_url
 
 from shardids import mover
 from shardids.catalog.rows import Catalog
 from shardids.django import alias_for, get_cluster, in_shard, run_in_shard
 from shardids.django.aliases import configuration
-from shardids.errors import ShardLost
+from shardids.errors import NodeDown, ShardLost
 from tests.support.django_project.polls.models import Question
 from tests.support.waiting import wait_for
 
@@ -103,7 +107,7 @@ def who_does_not_listen_learns_it_from_the_error() -> None:
         one.delete()
     with in_shard(shard=4) as alias:
         move(4, "a")
-        assert run_in_shard(lambda: ask().pk, shard=4)
+        assert run_in_shard(lambda: ask().pk, shard=4, patience_s=5)
         assert node_of(alias) == "a"
 
 
@@ -127,3 +131,42 @@ def a_lost_shard_is_an_error_that_names_it() -> None:
     assert alias_for(5) == alias
     with in_shard(shard=6):
         ask()
+
+
+def a_dead_node_is_refused_at_once() -> None:
+    configuration()["POOL"]["timeout"] = 2
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # it warns of each attempt
+    catalog = Catalog(configuration()["CATALOG"])
+    url = get_cluster().placement.nodes["b"].url
+
+    def set_url(to: str) -> None:
+        with catalog.engine.begin() as connection:
+            connection.exec_driver_sql("update shardids_catalog.node set url = %s where name = 'b'", (to,))
+        wait_for(lambda: get_cluster().placement.nodes["b"].url == to, "the address is known")
+
+    def attempt(shard: int) -> Exception | None:
+        try:
+            with in_shard(shard=shard):
+                Question.objects.count()
+        except (Error, NodeDown) as error:
+            return error
+        return None
+
+    assert attempt(5) is None
+    set_url(make_url(url).set(port=1).render_as_string(hide_password=False))
+    attempts = [attempt(5) for _ in range(6)]
+    assert all(isinstance(one, OperationalError) for one in attempts[:3]), attempts
+    taken = []
+    for _ in range(11):
+        begun = time.perf_counter()
+        refused = attempt(6)
+        taken.append(time.perf_counter() - begun)
+    assert isinstance(refused, NodeDown)
+    assert "Connection refused" in refused.message
+    assert median(taken) < 0.005
+    with pytest.raises(NodeDown):
+        run_in_shard(ask, shard=5)
+    assert attempt(1) is None
+    set_url(url)
+    assert attempt(5) is None
+    catalog.close()

@@ -23,7 +23,6 @@ from django.http import JsonResponse
 from django.test.utils import override_settings, setup_test_environment, teardown_test_environment
 from django.utils import timezone
 
-from shardids import lookups
 from shardids.catalog.region_changes import create_region, drop_region
 from shardids.catalog.regions import Region
 from shardids.django import (
@@ -35,11 +34,12 @@ from shardids.django import (
     in_shard,
     run_in_shard,
 )
-from shardids.django.backend import compiler
+from shardids.django.backend import operations
 from shardids.django.backend.base import DatabaseWrapper
 from shardids.django.choice import chosen_shard
 from shardids.django.testing import shards_for_tests
 from shardids.errors import BadArgument, FanOutRefused, WrongShard
+from shardids.tables import lookups
 from tests.support.django_project.polls.models import Choice, Question
 
 
@@ -92,7 +92,7 @@ def answers_sort_after_what_they_answer(early: int) -> None:
         layout.encode(ms=layout.decode(early).ms + s * 1000, shard=2, sequence=0) for s in (60, 7200)
     )
     assert run_in_shard(ask, shard=5) < asked
-    block = list(get_cluster().reserve(5, 2))
+    block = list(get_cluster().at(shard=5).reserve(2))
     for write in (
         lambda: question("early", pk=block[0]).save(),
         lambda: question("early", pk=block[0]).save(force_insert=True),
@@ -104,7 +104,7 @@ def answers_sort_after_what_they_answer(early: int) -> None:
     # The row that is answered is older; so may be one that is changed.
     run_in_shard(lambda: question("later", pk=early).save(), shard=5, after=asked)
     run_in_shard(lambda: Choice.objects.create(question_id=early).delete(), shard=5, after=asked)
-    (kept,) = get_cluster().reserve(5, 1, after=asked)
+    (kept,) = get_cluster().at(shard=5, after=asked).reserve(1)
     run_in_shard(lambda: question("kept", pk=kept).save(), shard=5, after=asked)
     run_in_shard(lambda: question("early", pk=block[1]).save(), shard=5)
     assert run_in_shard(ask, shard=5, after=[asked, early]) > asked
@@ -183,7 +183,7 @@ def the_backend_is_djangos_own_for_postgresql() -> None:
         if name.endswith("Class") or name.endswith("_class"):
             assert issubclass(getattr(DatabaseWrapper, name), part), name
     for name in djangos_compiler.__all__:
-        assert issubclass(getattr(compiler, name), getattr(djangos_compiler, name)), name
+        assert issubclass(getattr(operations, name), getattr(djangos_compiler, name)), name
     with in_shard(shard=5) as alias:
         for bad in ("a$b", 'a"b', "a b", "a;b", "a--b", "a$tag$"):
             asked = Question.objects.alias(**{"kept": F("pk")})
@@ -301,6 +301,8 @@ def the_router_finds_the_shard_or_refuses() -> None:
         drop_region(catalog, "us")
     with pytest.raises(BadArgument, match="exactly one"), in_shard():
         pass
+    with in_shard(id=q.pk, of="polls_question") as alias:
+        assert alias == alias_for(of_ann)
 
 
 def routers_after_it_are_asked() -> None:

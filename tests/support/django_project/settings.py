@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shardids.catalog.urls import parse_url
+from shardids.pg.urls import parse_url
 
 _URL = parse_url(os.environ["SHARDIDS_CATALOG"])
 

@@ -21,7 +21,7 @@ from tests.support.clusters import environment
 _SERVER = """
 import json, os, signal, sys, traceback
 from shardids.cli import app
-import shardids.cli.moves, shardids.cli.nodes, shardids.cli.shards, shardids.cli.migrate, shardids.cli.doctor
+import shardids.cli.nodes, shardids.cli.shards, shardids.cli.migrate, shardids.cli.watch
 import sqlalchemy.dialects.postgresql.psycopg
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the children: the kernel forgets them.
 for line in sys.stdin:

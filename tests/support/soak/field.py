@@ -14,9 +14,9 @@ from sqlalchemy.engine import make_url
 from shardids import mover
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
-from shardids.dev.devcluster import found
-from shardids.dev.embedded import temporary_servers
 from shardids.errors import ClusterConflict, ConnectionFailed
+from shardids.pg.embedded import temporary_servers
+from shardids.testing.devcluster import create_cluster
 from tests.support.faults import connect, scalar
 from tests.support.moves import schema
 from tests.support.proxy import Proxy
@@ -62,7 +62,7 @@ class Field:
     def opened(cls, shards: int) -> Iterator[Field]:
         with ExitStack() as kept:
             servers = kept.enter_context(temporary_servers(3, settings=SETTINGS))
-            url = found(servers, shards)
+            url = create_cluster(servers, shards)
             field = cls(dict(zip("abc", servers, strict=True)), url, shards, kept)
             kept.callback(field.catalog.close)
             yield field
@@ -122,7 +122,7 @@ class Field:
 
     def leftovers(self) -> list[str]:
         """Slots, publications, subscriptions and prepared transactions on all nodes."""
-        found = []
+        create_cluster = []
         for node in self.servers:
             with self.connected(node) as connection:
                 rows = connection.execute(
@@ -132,8 +132,8 @@ class Field:
                        union all select roname from pg_replication_origin
                        union all select gid from pg_prepared_xacts"""
                 )
-                found += [f"{name} on {node}" for (name,) in rows]
-        return found
+                create_cluster += [f"{name} on {node}" for (name,) in rows]
+        return create_cluster
 
     def keep_evidence(self, folder: Path) -> None:
         """Writes down what each server is doing, and the end of its log, for who has to explain a failure."""

@@ -125,7 +125,7 @@ def rebalance(scene: Scene, chance: random.Random) -> None:
 
 
 def drain(scene: Scene, chance: random.Random) -> None:
-    ran = scene.ran(LANE, scene.launcher.start("node", "drain", chance.choice("abc")))
+    ran = scene.ran(LANE, scene.launcher.start("rebalance", "--drain", chance.choice("abc")))
     scene.log.count("nodes drained" if ran.code == 0 else "drains refused or failed")
 
 

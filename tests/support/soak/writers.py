@@ -1,4 +1,4 @@
-"""Applications that write through ``Cluster.run`` alone, and record what was acknowledged to them."""
+"""Applications that write through ``Shard.run`` alone, and record what was acknowledged to them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Writer(threading.Thread):
                 self.record.tried(self.operation, shard, tried)
 
         try:
-            self.cluster.run(attempt, shard=shard)
+            self.cluster.at(shard=shard).run(attempt)
         except CommitUncertain:
             self.record.ended(self.operation, "maybe")
             self.forget(shard, tried)

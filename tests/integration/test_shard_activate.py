@@ -1,0 +1,164 @@
+"""``shard activate``: a shard issues IDs on its node only if the catalog and every node allow it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from shardids import mover
+from shardids.errors import ClusterConflict, MoveRefused, ShardFenced
+from shardids.pg.embedded import temporary_servers
+from tests.support.clusters import command_here
+from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
+
+TABLES = """
+    create table {s}.users (id bigint primary key default {s}.next_id(), name text);
+    create table {s}.notes (id bigint primary key, body text)"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    with temporary_servers(2) as servers:
+        nodes = two_nodes(servers, 32)
+        yield nodes
+        nodes.catalog.close()
+
+
+def activate(nodes: TwoNodes, shard: int, *words: str) -> subprocess.CompletedProcess[str]:
+    return command_here("shard", "activate", str(shard), *words, SHARDIDS_CATALOG=nodes.catalog_url)
+
+
+def at(nodes: TwoNodes, node: str, statement: str) -> None:
+    with nodes.connected(node) as connection:
+        connection.execute(statement.encode())
+
+
+def draws(nodes: TwoNodes, node: str, shard: int) -> bool:
+    with nodes.connected(node) as connection:
+        try:
+            connection.execute(f"select {schema(shard)}.next_id()")
+        except psycopg.Error:
+            return False
+    return True
+
+
+def test_a_fenced_shard_is_activated(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "a", f"select shardids.fence({shard})")
+    planned = activate(nodes, shard, "--dry-run", "--json")
+    assert json.loads(planned.stdout) == [{"shard": shard, "node": "a", "before": "fenced"}]
+    assert not draws(nodes, "a", shard)
+    assert activate(nodes, shard).returncode == 0
+    assert draws(nodes, "a", shard)
+    again = activate(nodes, shard, "--json")
+    assert json.loads(again.stdout) == [{"shard": shard, "node": "a", "before": "active"}]
+
+
+def test_a_catalog_without_its_last_move_activates_no_second_copy(nodes: TwoNodes) -> None:
+    """As after the catalog was restored from a backup."""
+    shard = nodes.new_shard(TABLES)
+    mover.move(nodes.catalog, shard, "b")
+    with psycopg.connect(nodes.catalog_url, autocommit=True) as catalog:
+        catalog.execute("update shardids_catalog.placement set node = 'a' where shard = %s", [shard])
+        catalog.execute("delete from shardids_catalog.move where shard = %s", [shard])
+        with pytest.raises(MoveRefused, match="it is moved on node") as refused:
+            mover.move(nodes.catalog, shard, "b", back=True)
+        printed = re.search(r"shardids shard activate \d+", refused.value.hint)
+        assert printed is not None
+        assert "select shardids." not in refused.value.hint
+        done = command_here(*printed.group().split()[1:], SHARDIDS_CATALOG=nodes.catalog_url)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f'shard {shard} is active on node "b", although the catalog places it on "a"' in done.stderr
+        assert not draws(nodes, "a", shard)
+        catalog.execute("update shardids_catalog.placement set node = 'b' where shard = %s", [shard])
+    assert_one_owner(nodes, shard)
+
+
+def test_a_newer_copy_elsewhere_is_not_passed_over(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    mover.move(nodes.catalog, shard, "b")
+    at(nodes, "b", f"select {schema(shard)}.next_id()")
+    at(nodes, "b", f"select shardids.fence({shard})")
+    with psycopg.connect(nodes.catalog_url, autocommit=True) as catalog:
+        catalog.execute("update shardids_catalog.placement set node = 'a' where shard = %s", [shard])
+        with pytest.raises(
+            ClusterConflict, match=f'node "b" has a newer copy of shard {shard} than node "a"'
+        ):
+            mover.activate(nodes.catalog, shard)
+        catalog.execute("update shardids_catalog.placement set node = 'b' where shard = %s", [shard])
+    assert mover.activate(nodes.catalog, shard).node == "b"
+    assert_one_owner(nodes, shard)
+
+
+def test_a_node_that_does_not_answer_may_have_it_active(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "a", f"select shardids.fence({shard})")
+    nodes.servers["b"].stop()
+    try:
+        with pytest.raises(ClusterConflict, match='node "b" may have it active, and was not examined'):
+            mover.activate(nodes.catalog, shard)
+        assert not draws(nodes, "a", shard)
+    finally:
+        nodes.servers["b"].start(attached=True)
+    mover.activate(nodes.catalog, shard)
+
+
+def test_a_shard_that_is_being_moved_is_left_alone(nodes: TwoNodes) -> None:
+    shard, met = nodes.new_shard(TABLES), list[ClusterConflict]()
+
+    def interfere(event: mover.Event) -> None:
+        if event == mover.StepBegun(shard=shard, step="copy"):
+            with pytest.raises(ClusterConflict) as refused:
+                mover.activate(nodes.catalog, shard)
+            met.append(refused.value)
+
+    mover.move(nodes.catalog, shard, "b", on_event=interfere)
+    assert [error.message for error in met] == [f"shard {shard} is being moved by another process"]
+
+
+def test_a_copy_is_activated_when_somebody_says_that_the_original_is_dead(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "a", f"update shardids.shard set server = 'another' where id = {shard}")
+    assert not draws(nodes, "a", shard)
+    asked = activate(nodes, shard)
+    assert asked.returncode == 2
+    assert f"Shard {shard}: copied from another server." in asked.stderr
+    assert activate(nodes, shard, "--yes").returncode == 0
+    assert draws(nodes, "a", shard)
+
+
+def test_it_begins_above_a_tick(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    with nodes.connected("a") as connection:
+        tick = connection.execute(
+            "select (shardids.ms_of(clock_timestamp()) + 60000) << shardids.sequence_bits()"
+        ).fetchone()
+        assert tick is not None
+        assert activate(nodes, shard, "--above-tick", str(tick[0])).returncode == 0
+        drawn = connection.execute(
+            f"select shardids.tick_of({schema(shard)}.next_id()) > %s", tick
+        ).fetchone()
+    assert drawn == (True,)
+    refused = activate(nodes, shard, "--above-tick", str(tick[0] << 4))
+    assert (refused.returncode, "the limit is max_ahead" in refused.stderr) == (1, True)
+
+
+def test_another_node_does_not_take_the_place_of_a_shards_node(nodes: TwoNodes) -> None:
+    shard, url = nodes.new_shard(TABLES), nodes.servers["b"].url()
+    with pytest.raises(ClusterConflict, match=r'the database is node "b" of cluster \S+, not node "a" of'):
+        mover.activate(nodes.catalog, shard, url=url)
+
+
+def test_errors_of_a_fenced_shard_name_the_command(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    with nodes.connected("a") as connection:
+        connection.execute("select shardids.fence(%s)", [shard])
+        with pytest.raises(psycopg.Error) as refused:
+            connection.execute(f"select {schema(shard)}.next_id()")
+    assert refused.value.sqlstate == ShardFenced.sqlstate
+    assert refused.value.diag.message_hint == f"To let it issue again: shardids shard activate {shard}"
