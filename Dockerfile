@@ -11,7 +11,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.13.7-slim-bookworm
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(echo /wheels/shardids-*.whl)[embedded,metrics,console]" \
+RUN pip install --no-cache-dir "$(echo /wheels/shardids-*.whl)[embedded,ops]" \
     && useradd --uid 10001 --create-home shardids \
     && install -d -o shardids -m 700 /run/shardids
 USER shardids

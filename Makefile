@@ -28,7 +28,7 @@ test-faults: $(VENV)/.dev ## The fault tests (FAULTS=short: some minutes); they 
 
 test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
-	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[asyncio,compare,embedded,numpy]' --group dev
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[compare,embedded,ops]' --group dev
 	.venv-lowest/bin/python -m pytest $(ARGS)
 
 test-pgbouncer: $(VENV)/.dev ## The ORM's tests through PgBouncer; they need Debian's pgbouncer
@@ -67,7 +67,6 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/.docs ## Build the documentation into docs/_build
-	$(BIN)/python -m typer shardids.cli utils docs --name shardids --title Commands --output docs/reference/cli.md
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
@@ -75,7 +74,7 @@ bench: $(VENV)/.dev ## Measure the generator, SQLAlchemy and provisioning; some 
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove .venv and what builds and tests leave
-	rm -rf $(VENV) .venv-lowest dist build docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-lowest dist build docs/_build docs/reference/cli .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
@@ -93,7 +92,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(call install,-e '.[asyncio$(comma)compare$(comma)embedded$(comma)numpy]' --group dev)
+	$(call install,-e '.[compare$(comma)embedded$(comma)ops]' --group dev)
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.dev

@@ -33,7 +33,7 @@ Reading = tuple[str, float]
 def create_tables(cluster: Cluster) -> None:
     """Make the table in every shard."""
     for shard in cluster.placement.node_of:
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             metadata.create_all(connection)
 
 

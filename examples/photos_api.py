@@ -4,8 +4,8 @@ In this folder, with a cluster in which ``photos.create_tables`` has made the ta
 
     SHARDIDS_CATALOG=postgresql://… uvicorn photos_api:app
 
-A user's photos live in the user's shard. Writes go through ``cluster.run``: they are run again on the
-new node when the shard has moved. IDs are JSON strings, because numbers above 2^53 are rounded in browsers.
+A user's photos live in the user's shard. Writes go through ``run``: they are run again on the new
+node when the shard has moved. IDs are JSON strings, because numbers above 2^53 are rounded in browsers.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def sign_up(new: NewUser, cluster: Cluster) -> UserOut:
         return user
 
     try:
-        user = await cluster.run(write, key=new.name)
+        user = await cluster.at(key=new.name).run(write)
     except IntegrityError:
         raise HTTPException(409, f"the name {new.name!r} is taken") from None
     return UserOut.model_validate(user)
@@ -125,7 +125,7 @@ async def add_photo(user_id: ShardId, new: NewPhoto, cluster: Cluster) -> PhotoO
         await session.flush()
         return photo
 
-    return PhotoOut.model_validate(await cluster.run(write, id=user_id))
+    return PhotoOut.model_validate(await cluster.at(id=user_id).run(write))
 
 
 @app.get("/users/{user_id}/photos")

@@ -61,7 +61,7 @@ class Report(Base):
 def create_tables(cluster: Cluster) -> None:
     """Make the tables in every shard."""
     for shard in cluster.placement.node_of:
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             Base.metadata.create_all(connection)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 
-from shardids.dev.embedded import EmbeddedServer, find_binaries
+from shardids.pg.embedded import EmbeddedServer, find_binaries
 
 STANDBY = Path("standby")
 

@@ -56,7 +56,7 @@ Caller = Annotated[int, Depends(_caller)]
 
 
 def _session(cluster: Nodes, caller: Caller) -> Iterator[Session]:
-    with cluster.session(id=caller, class_=Session) as session:
+    with cluster.at(id=caller).session(class_=Session) as session:
         yield session
 
 
@@ -123,7 +123,7 @@ def delete_me(me: Me, session: Shard) -> None:
 @app.get("/users/{user_id}", dependencies=[Depends(_superuser)])
 def read_user(user_id: ShardId, cluster: Nodes) -> models.UserPublic:
     """A user, in the shard that the ID names."""
-    with cluster.session(id=user_id, class_=Session) as session:
+    with cluster.at(id=user_id).session(class_=Session) as session:
         user = session.get(models.User, user_id)
         if user is None:
             raise HTTPException(404, "there is no such user")

@@ -156,5 +156,5 @@ class ItemIds(SQLModel):
 def create_tables(cluster: Cluster) -> None:
     """Make the tables in every shard; an application of your own migrates them."""
     for shard in cluster.placement.all_shards():
-        with cluster.shard_engine(shard).begin() as connection:
+        with cluster.at(shard=shard).engine.begin() as connection:
             SQLModel.metadata.create_all(connection)

@@ -24,7 +24,7 @@ def sign_up(cluster: Cluster, new: SignUp) -> UserPublic:
     if with_email(cluster, new.email):
         raise _TAKEN
     user = User(email=new.email, full_name=new.full_name, hashed_password=hashed(new.password))
-    with cluster.session(key=new.email, class_=Session) as session:
+    with cluster.at(key=new.email).session(class_=Session) as session:
         session.add(user)
         return _committed(session, user)
 
