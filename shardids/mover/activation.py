@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,7 +75,7 @@ def activate(
         if there is not None:
             _require_successor(catalog, nodes[name], placement.nodes[name], shard)
         if not dry_run:
-            kept.enter_context(_leased(journal, nodes[name], name, shard))
+            kept.enter_context(journal.leases.held({name: nodes[name]}, shard))
         found = _examine(nodes, name, shard, catalog.describe().layout)
         if found.before == "active" and above_tick is None:
             return found
@@ -88,16 +88,6 @@ def activate(
                     text("select shardids.activate(:shard, coalesce(cast(:above as bigint), -1))"), asked
                 )
     return found
-
-
-@contextmanager
-def _leased(journal: Journal, engine: Engine, name: str, shard: int) -> Iterator[None]:
-    for other in journal.leases.take(engine, name, [shard]).values():
-        raise other.error()
-    try:
-        yield
-    finally:
-        journal.leases.give_back(engine, [shard])
 
 
 def _require_successor(catalog: Catalog, engine: Engine, old: Node, shard: int) -> None:

@@ -1,18 +1,20 @@
 """Replaces a lost node: points its catalog entry at the server that took over, a promoted standby.
 
 Shards that the new server does not have as they were count as lost: the placement names no node for them,
-so that no client reads or writes what is there. ``losses`` finds what is left of them, ``homes`` gives them a
-home once the loss is accepted.
+so that no client reads or writes what is there. ``homes`` finds what is left of them, and gives them a home
+once the loss is accepted.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import text
 
-from shardids.catalog.moves import LOSS, all_moves, open_moves
+from shardids.catalog.losses import complete_loss, open_losses, read_arrivals
+from shardids.catalog.moves import read_moves
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.references import references_of, require_none
 from shardids.catalog.rows import Catalog, point_node
@@ -21,8 +23,8 @@ from shardids.catalog.topology import Node, Placement
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
 from shardids.logs import logger
 from shardids.mover import homes
-from shardids.mover.homes import Held, LostShard, arrivals, examine, held, why_lost
-from shardids.mover.journal import Journal
+from shardids.mover.homes import Held, Homes, LostShard, examine, held, last_arrivals, why_lost
+from shardids.mover.journal import being_moved, is_running, take_over
 from shardids.pg.notation import named_shards, shown_shards
 from shardids.pg.urls import parse_url, shown_url
 from shardids.tables.views import follow
@@ -119,28 +121,27 @@ def replace_node(
         _require_gone(catalog, old)
     with homes.failover_nodes(catalog.placement(), catalog, new) as nodes:
         _require_node(catalog, nodes, new)
-        of_moves = [move.shard for move in open_moves(catalog) if name in (move.source, move.target)]
-        with homes.journals(
-            catalog, of_moves, patience_s=_MOVER_PATIENCE_S, takes_over=not dry_run
-        ) as journals:
-            done = _completed(catalog, nodes, journals, dry_run=dry_run)
+        with Homes.opened(catalog, nodes) as giving:
+            _take_moves(giving, name, dry_run=dry_run)
+            done = _completed(catalog, giving, name, dry_run=dry_run)
             found = _find(catalog, nodes, new, leave_out=done)
             _refuse(found, new, accept_loss)
             if not dry_run:
                 # A standby may lack ranges of its primary, and serves clients from here on.
                 with nodes[name].begin() as connection:
                     bring(connection, skipped_ranges(catalog))
-                _end_choices(journals, accept_loss)
                 lost = {shard.shard for shard in found.lost}
                 _fence(nodes, new, found, found.active_here.keys() - lost)
                 _close_references(nodes, new, references_of(catalog).writer)
                 with catalog.engine.begin() as connection:
                     point_node(connection, old, url, lost=lost, found=found.sound)
+                    for shard in lost:
+                        complete_loss(connection, shard)
                 # A fence makes an old copy look newer, and like one that a move has left: not before the
                 # placement says that the shard is lost.
                 _fence(nodes, new, found, found.active_here.keys() & lost)
             accepted = tuple(s for s in found.lost if s.shard in accept_loss and not homes_wait)
-            set_aside = () if dry_run else _accept(catalog, nodes, journals, accepted)
+            set_aside = () if dry_run else _accept(giving, accepted)
     replacement = Replacement(
         node=name,
         url=shown_url(parse_url(url)),
@@ -192,35 +193,54 @@ def _require_node(catalog: Catalog, nodes: Nodes, new: Node) -> None:
         )
 
 
-def _completed(
-    catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], *, dry_run: bool
-) -> frozenset[int]:
+def _take_moves(giving: Homes, node: str, *, dry_run: bool) -> None:
+    """Take over the open moves from and to a node, once their movers have noticed that it is gone.
+
+    Raises:
+        ClusterConflict: a mover still lives.
+    """
+    deadline = time.monotonic() + _MOVER_PATIENCE_S
+    epoch = giving.leases.epoch
+    while True:
+        with giving.held.transaction() as connection:
+            busy = [
+                move
+                for move in read_moves(connection)
+                if node in (move.source, move.target)
+                and move.epoch != epoch
+                and (is_running(connection, move) or not (dry_run or take_over(connection, move, epoch)))
+            ]
+        if not busy:
+            return
+        if time.monotonic() > deadline:
+            raise being_moved(busy[0].shard)
+        time.sleep(0.5)
+
+
+def _completed(catalog: Catalog, giving: Homes, node: str, *, dry_run: bool) -> frozenset[int]:
     """Complete what an earlier call has left half done; return the shards that have a home already."""
-    placed = {s for s, journal in journals.items() if journal.step == LOSS and journal.is_placed()}
+    with catalog.engine.connect() as connection:
+        losses = [loss for loss in open_losses(connection) if loss.node == node]
     if not dry_run:
-        for shard in sorted(placed):
-            homes.complete(catalog, nodes, journals[shard])
+        for loss in losses:
+            giving.give(loss.shard, lost_with=loss.node, home=loss.home)
         return frozenset()
-    return frozenset(placed)
-
-
-def _end_choices(journals: Mapping[int, Journal], accept_loss: Collection[int]) -> None:
-    """End choices of a home that were interrupted before the shard had it, and are not made again."""
-    for shard, journal in journals.items():
-        if journal.step == LOSS and journal.is_open and shard not in accept_loss:
-            journal.end("aborted")
+    return frozenset(loss.shard for loss in losses)
 
 
 def _find(catalog: Catalog, nodes: Nodes, new: Node, *, leave_out: Collection[int]) -> _Findings:
     """Compare the new server with the placement, which no mover of the node's shards can change now."""
-    placement, moves = catalog.placement(), all_moves(catalog)
-    leaving = {m.shard: m.target for m in moves if m.outcome is None and m.source == new.name}
-    arriving = {m.shard for m in moves if m.outcome is None and m.target == new.name}
+    placement = catalog.placement()
+    with catalog.engine.connect() as connection:
+        moves, arrivals = read_moves(connection), read_arrivals(connection)
+    leaving = {m.shard: m.target for m in moves if m.source == new.name}
+    arriving = {m.shard for m in moves if m.target == new.name}
     owners = placement.owners()
     with nodes[new.name].connect() as connection:
         rows = held(connection, owners)
-    reasons = why_lost(rows, placement, new.name, arrivals(moves, new.name), leaving)
-    lost = tuple(examine(nodes, new.name, {s: r for s, r in reasons.items() if s not in leave_out}, moves))
+    reasons = why_lost(rows, placement, new.name, last_arrivals(arrivals, new.name), leaving)
+    unsettled = {shard: reason for shard, reason in reasons.items() if shard not in leave_out}
+    lost = tuple(examine(nodes, new.name, unsettled, arrivals))
     homes_of = {shard.shard: shard.home for shard in lost}
     # What such shards had moved away from comes to light when they are active here.
     elsewhere = {s: n for s, n in owners.items() if n != new.name and s not in arriving} | homes_of
@@ -284,18 +304,11 @@ def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
         )
 
 
-def _accept(
-    catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], accepted: Sequence[LostShard]
-) -> tuple[str, ...]:
-    """Give lost shards their homes, one after another."""
-    set_aside: list[str] = []
-    for shard in accepted:
-        if shard.shard in journals:
-            set_aside += homes.accept(catalog, nodes, journals[shard.shard], shard.home)
-        else:
-            with homes.journals(catalog, [shard.shard], patience_s=_MOVER_PATIENCE_S) as opened:
-                set_aside += homes.accept(catalog, nodes, opened[shard.shard], shard.home)
-    return tuple(set_aside)
+def _accept(giving: Homes, accepted: Sequence[LostShard]) -> tuple[str, ...]:
+    """Give lost shards their homes, one after another; return the schemas that incomplete copies have."""
+    return tuple(
+        schema for lost in accepted for schema in giving.give(lost.shard, lost_with=lost.node, home=lost.home)
+    )
 
 
 def _counted(shards: Sequence[int]) -> str:

@@ -141,6 +141,17 @@ def shard_lost(facts: ClusterFacts) -> Iterator[Found]:
             nodes=(node,),
             shards=shards,
         )
+    for loss in facts.losses:
+        if not loss.is_running:
+            url = shown_url(parse_url(facts.nodes[loss.node].node.url))
+            yield Found(
+                what=f'shard {loss.shard}: lost with node "{loss.node}" and placed on node "{loss.home}";'
+                " the command was interrupted before it was completed there",
+                to_do="Complete it",
+                commands=in_shell(f"shardids node replace {loss.node} --url {shlex.quote(url)}"),
+                nodes=(loss.home,),
+                shards=(loss.shard,),
+            )
 
 
 def _strays(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Stray]]:

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72786810765312
+    START WITH 72864120176640
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72842645340161
+    START WITH 72919954751489
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -4857,7 +4857,7 @@ $$;
 -- Name: FUNCTION refuse_while_references_change(); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
+COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves, acceptances of losses and adoptions while a row of a reference table is being deleted, or their writer moved';
 
 
 --
@@ -5457,8 +5457,8 @@ CREATE TABLE shardids_catalog.move (
     ended_at timestamp with time zone,
     outcome text,
     CONSTRAINT move_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
-    CONSTRAINT move_check1 CHECK (((target <> source) OR (step = 'accept loss'::text))),
-    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text, 'accepted'::text])))
+    CONSTRAINT move_check1 CHECK ((target <> source)),
+    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
 );
 
 
@@ -5466,7 +5466,7 @@ CREATE TABLE shardids_catalog.move (
 -- Name: TABLE move; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
+COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
 
 
 --
@@ -5509,6 +5509,64 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
     NO MAXVALUE
     CACHE 1
 );
+
+
+--
+-- Name: loss; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.loss (
+    id bigint DEFAULT nextval('shardids_catalog.move_id_seq'::regclass) NOT NULL,
+    shard integer NOT NULL,
+    node text NOT NULL,
+    home text NOT NULL,
+    high_water_tick bigint NOT NULL,
+    epoch uuid NOT NULL,
+    accepted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    completed_at timestamp with time zone
+);
+
+
+--
+-- Name: TABLE loss; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.loss IS 'Shards that were lost with a node and whose loss was accepted, with the homes that they were given';
+
+
+--
+-- Name: COLUMN loss.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.node IS 'The node that the shard was lost with';
+
+
+--
+-- Name: COLUMN loss.home; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.home IS 'The node that has it since: its newest copy was there, or it was created there again, empty';
+
+
+--
+-- Name: COLUMN loss.high_water_tick; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.high_water_tick IS 'The tick above which the home issues IDs';
+
+
+--
+-- Name: COLUMN loss.epoch; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.epoch IS 'Of the leases of the command that accepted the loss';
+
+
+--
+-- Name: COLUMN loss.completed_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.completed_at IS 'When the home was activated and old replication removed; null: not yet';
 
 
 --
@@ -5890,9 +5948,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (384978288331718658);
-INSERT INTO shard_0000.kept VALUES (384978288398827524);
-INSERT INTO shard_0000.kept VALUES (384978288398827525);
+INSERT INTO shard_0000.kept VALUES (385004039688945666);
+INSERT INTO shard_0000.kept VALUES (385004039688945667);
+INSERT INTO shard_0000.kept VALUES (385004039688945668);
 
 
 --
@@ -5926,8 +5984,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '757', '2026-11-28 08:06:16.348966+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '758', '2026-11-28 08:06:16.411362+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713157024064681356/5/16748', 1, 4135210455507402752, '757', '2026-11-28 09:48:36.011054+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713157024064681356/5/16748', 1, 4135210455507402752, '758', '2026-11-28 09:48:36.039471+00', NULL);
 
 
 --
@@ -5953,11 +6011,17 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 08:06:15.598802+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 09:48:35.605177+00');
 
 
 --
 -- Data for Name: lookup; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: loss; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -5972,7 +6036,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 08:06:16.445387+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 09:48:36.054425+00', NULL);
 
 
 --
@@ -6054,14 +6118,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3125766514018278073, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4135210547299518843, true);
 
 
 --
@@ -6075,7 +6139,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3125766514018277966, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4135210547299518783, true);
 
 
 --
@@ -6110,7 +6174,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91785976329, true);
+SELECT pg_catalog.setval('shardids.step_1', 91792115995, true);
 
 
 --
@@ -6145,7 +6209,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91785976398, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91792116031, true);
 
 
 --
@@ -6264,6 +6328,14 @@ ALTER TABLE ONLY shardids_catalog.lookup
 
 ALTER TABLE ONLY shardids_catalog.lookup
     ADD CONSTRAINT lookup_pkey PRIMARY KEY (table_name, column_name);
+
+
+--
+-- Name: loss loss_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.loss
+    ADD CONSTRAINT loss_pkey PRIMARY KEY (id);
 
 
 --
@@ -6394,6 +6466,13 @@ CREATE UNIQUE INDEX adoption_under_way ON shardids_catalog.adoption USING btree 
 
 
 --
+-- Name: loss_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX loss_shard_idx ON shardids_catalog.loss USING btree (shard) WHERE (completed_at IS NULL);
+
+
+--
 -- Name: move_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -6454,6 +6533,13 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.regi
 --
 
 CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
+
+
+--
+-- Name: loss refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.loss FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
 
 
 --
