@@ -35,8 +35,9 @@ from shardids.mover.cutover import ReferencesOfTarget
 from shardids.mover.journal import Journal, Result
 from shardids.mover.requirements import examine_contents, rows_can_be_compared
 from shardids.mover.steps import DEFAULTS, LIVE, OFFLINE, Actions, Options
+from shardids.pg.connections import server_major
 from shardids.replication.programs import Programs, Scripts, find_programs, schema_of_source
-from shardids.replication.sides import Directory, Sides, refuse_other_copy, server_major
+from shardids.replication.sides import Directory, Sides, refuse_other_copy
 from shardids.replication.steps import ABORT, OnEvent, Report, Runner, Step, ignore
 from shardids.replication.subscriptions import Refusal
 from shardids.tables.views import follow

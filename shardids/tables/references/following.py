@@ -24,11 +24,11 @@ from shardids.catalog.references import PUBLICATION, References, references_of, 
 from shardids.catalog.rows import Catalog, lock_placement, unknown_node
 from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
-from shardids.pg.connections import keep_out_of_logs, on_connect
+from shardids.pg.connections import driver_connection, keep_out_of_logs, on_connect
 from shardids.pg.locks import AdvisoryLock
 from shardids.pg.statement_log import logged_copy
 from shardids.replication.barrier import HeldLock
-from shardids.replication.sides import Side, driver_connection, move_nodes
+from shardids.replication.sides import Side, move_nodes
 from shardids.replication.subscriptions import drop_slot, flush, unsubscribe
 
 LOCK_TIMEOUT: Final = "10s"
