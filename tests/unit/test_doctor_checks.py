@@ -47,7 +47,6 @@ FACTS = ClusterFacts(
     description=Description(cluster=UUID(int=1), layout=DEFAULT, shard_count=8, schema_prefix="shard_"),
     catalog_revisions=(),
     placed={},
-    losses=[],
     moves=(),
     nodes={},
 )

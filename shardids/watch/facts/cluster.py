@@ -379,7 +379,7 @@ class ClusterFacts:
     catalog_revisions: tuple[str, ...]
     placed: Mapping[int, Placed]
     moves: Sequence[OpenMove]
-    losses: Sequence[OpenLoss]
+    losses: Sequence[OpenLoss] = ()
     nodes: Mapping[str, NodeFacts]
     query_node: State | None = None
     lookups: Sequence[Compared] = ()

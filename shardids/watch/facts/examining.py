@@ -340,8 +340,8 @@ def _read_revisions(
 def meanwhile(before: Sequence[T], after: Sequence[T]) -> list[T]:
     """Return those that were open at some time between two readings; one that ended was running."""
     later = {one.shard for one in after}
-    ended = [replace(one, is_running=True) for one in before if one.shard not in later]
-    return [*ended, *after]
+    ended: list[T] = [replace(one, is_running=True) for one in before if one.shard not in later]
+    return ended + list(after)
 
 
 _STATEMENT = re.compile(

@@ -148,7 +148,7 @@ class CatalogState:
     nodes: Mapping[str, str]
     placed: Mapping[tuple[str, str], frozenset[int]]
     moves: Sequence[OpenMove]
-    losses: Sequence[OpenLoss]
+    losses: Sequence[OpenLoss] = ()
     adoption: str | None
     node_regions: Mapping[str, str]
     regions: Mapping[str, frozenset[int]]

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72864120176640
+    START WITH 72868415143936
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72919954751489
+    START WITH 72924249718785
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2095,6 +2095,43 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.drop_staging(adoption text) IS 'Drops the tables of stage that an adoption has made, and their schemas if nothing else is in them';
+
+
+--
+-- Name: drop_unknown(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_unknown(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  schema constant name := shardids.schema_of(shard);
+  node constant text := (select n.name from shardids.node n);
+  dependents text;
+begin
+  lock table shardids.shard in share row exclusive mode;
+  if exists (select from shardids.shard s where s.id = drop_unknown.shard) then
+    raise exception using
+      errcode = 'SI007', hint = 'An old copy is dropped by: shardids shard purge.',
+      message = format('shard %s is a shard of node "%s"', shard, node);
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with schema %I on node "%s"', dependents, schema, node),
+      hint = 'Drop it, or let it depend on something outside of the schema.';
+  end if;
+  execute format('drop schema if exists %I cascade', schema);
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_unknown(shard integer) IS 'Drops a schema that has a shard''s name and is no shard of this node';
 
 
 --
@@ -5948,9 +5985,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385004039688945666);
-INSERT INTO shard_0000.kept VALUES (385004039688945667);
-INSERT INTO shard_0000.kept VALUES (385004039688945668);
+INSERT INTO shard_0000.kept VALUES (385010101557133314);
+INSERT INTO shard_0000.kept VALUES (385010101557133315);
+INSERT INTO shard_0000.kept VALUES (385010101557133316);
 
 
 --
@@ -5984,8 +6021,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713157024064681356/5/16748', 1, 4135210455507402752, '757', '2026-11-28 09:48:36.011054+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713157024064681356/5/16748', 1, 4135210455507402752, '758', '2026-11-28 09:48:36.039471+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713163227739517244/5/16748', 1, 3892732957210705920, '757', '2026-11-28 10:12:41.16157+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713163227739517244/5/16748', 1, 3892732957210705920, '758', '2026-11-28 10:12:41.258618+00', NULL);
 
 
 --
@@ -6011,7 +6048,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 09:48:35.605177+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 10:12:40.279215+00');
 
 
 --
@@ -6036,7 +6073,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 09:48:36.054425+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 10:12:41.314183+00', NULL);
 
 
 --
@@ -6125,7 +6162,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4135210547299518843, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3892733049004267273, true);
 
 
 --
@@ -6139,7 +6176,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4135210547299518783, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3892733049004267155, true);
 
 
 --
@@ -6174,7 +6211,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91792115995, true);
+SELECT pg_catalog.setval('shardids.step_1', 91793561129, true);
 
 
 --
@@ -6209,7 +6246,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91792116031, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91793561235, true);
 
 
 --
@@ -6877,6 +6914,13 @@ REVOKE ALL ON FUNCTION shardids.drop_route(part regclass, route name, adoption t
 --
 
 REVOKE ALL ON FUNCTION shardids.drop_staging(adoption text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_unknown(shard integer) FROM PUBLIC;
 
 
 --
