@@ -60,7 +60,7 @@ def activate_shards(
 @takes("catalog", "dry-run", "json")
 def place_shards(
     run: Run,
-    node: Annotated[str, typer.Option(help="The node on which they are active.")],
+    node: Annotated[str, typer.Option(help="The node where they are active.")],
     shards: ShardsArgument = None,
 ) -> None:
     """Correct the catalog: shards are active on another node than it says, and on no other."""

@@ -101,7 +101,7 @@ class Placing:
 
 
 def place(catalog: Catalog, shard: int, node: str, *, dry_run: bool = False) -> Placing:
-    """Correct the catalog, which names another node than the one on which a shard is active. Idempotent.
+    """Correct the catalog, which names another node than the one where a shard is active. Idempotent.
 
     No copy is activated or changed. With ``dry_run`` it examines everything, and changes nothing.
 
@@ -206,7 +206,7 @@ def _refuse_others(others: Mapping[str, Held], known: int, name: str, shard: int
     for other, row in others.items():
         if row.is_active:
             raise ClusterConflict(
-                f'shard {shard} is active on node "{other}": node "{name}" must not have it active, too',
+                f'shard {shard} is active on node "{other}": node "{name}" must not have it active',
                 hint="Two active copies would take different writes. Which node is right: shardids doctor",
             )
         if row.is_whole and row.high_water_tick > known:

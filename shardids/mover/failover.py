@@ -8,12 +8,13 @@ once the loss is accepted.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from sqlalchemy import text
 
-from shardids.catalog.losses import complete_loss, open_losses, read_arrivals
+from shardids.catalog.losses import complete_loss, read_arrivals
 from shardids.catalog.moves import read_moves
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.references import references_of, require_none
@@ -123,8 +124,10 @@ def replace_node(
         _require_node(catalog, nodes, new)
         with Homes.opened(catalog, nodes) as giving:
             _take_moves(giving, name, dry_run=dry_run)
-            done = _completed(catalog, giving, name, dry_run=dry_run)
-            found = _find(catalog, nodes, new, leave_out=done)
+            unfinished = [loss for loss in giving.open() if loss.node == name]
+            for loss in unfinished if not dry_run else ():
+                giving.give(loss.shard, lost_with=name, home=loss.home)
+            found = _find(catalog, nodes, new, leave_out=[loss.shard for loss in unfinished if dry_run])
             _refuse(found, new, accept_loss)
             if not dry_run:
                 # A standby may lack ranges of its primary, and serves clients from here on.
@@ -141,7 +144,9 @@ def replace_node(
                 # placement says that the shard is lost.
                 _fence(nodes, new, found, found.active_here.keys() & lost)
             accepted = tuple(s for s in found.lost if s.shard in accept_loss and not homes_wait)
-            set_aside = () if dry_run else _accept(giving, accepted)
+            renamed = [
+                giving.give(one.shard, lost_with=name, home=one.home) for one in accepted if not dry_run
+            ]
     replacement = Replacement(
         node=name,
         url=shown_url(parse_url(url)),
@@ -150,7 +155,7 @@ def replace_node(
         stopped=tuple(sorted(s for s in found.sound if found.rows[s].state == "fenced")),
         lost=tuple(shard for shard in found.lost if shard not in accepted),
         accepted=accepted,
-        set_aside=set_aside,
+        set_aside=tuple(chain.from_iterable(renamed)),
         stale_views=() if dry_run else follow(catalog),
     )
     if not dry_run:
@@ -217,17 +222,6 @@ def _take_moves(giving: Homes, node: str, *, dry_run: bool) -> None:
         time.sleep(0.5)
 
 
-def _completed(catalog: Catalog, giving: Homes, node: str, *, dry_run: bool) -> frozenset[int]:
-    """Complete what an earlier call has left half done; return the shards that have a home already."""
-    with catalog.engine.connect() as connection:
-        losses = [loss for loss in open_losses(connection) if loss.node == node]
-    if not dry_run:
-        for loss in losses:
-            giving.give(loss.shard, lost_with=loss.node, home=loss.home)
-        return frozenset()
-    return frozenset(loss.shard for loss in losses)
-
-
 def _find(catalog: Catalog, nodes: Nodes, new: Node, *, leave_out: Collection[int]) -> _Findings:
     """Compare the new server with the placement, which no mover of the node's shards can change now."""
     placement = catalog.placement()
@@ -258,7 +252,7 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
     active = (found.rows[shard] for shard in found.sound if found.rows[shard].state == "active")
     if copied := sorted(row.shard for row in active if not row.is_own):
         raise ClusterConflict(
-            f'{url} is a copy of node "{new.name}", not its standby: {_counted(copied)} not activated',
+            f'{url} is a copy of node "{new.name}", not its standby: {named_shards(copied)} not activated',
             hint="If the original is gone for good, activate the copy, then again: shardids shard activate"
             f" {shown_shards(copied)} --url {url}",
         )
@@ -304,29 +298,14 @@ def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
         )
 
 
-def _accept(giving: Homes, accepted: Sequence[LostShard]) -> tuple[str, ...]:
-    """Give lost shards their homes, one after another; return the schemas that incomplete copies have."""
-    return tuple(
-        schema for lost in accepted for schema in giving.give(lost.shard, lost_with=lost.node, home=lost.home)
-    )
-
-
-def _counted(shards: Sequence[int]) -> str:
-    return f"shard {shards[0]}" if len(shards) == 1 else f"{len(shards)} shards ({shards[0]}, …)"
-
-
 def log_replacement(done: Replacement) -> None:
     """Log that a node was replaced, with the numbers of shards that were ``fenced`` or ``lost``."""
+    numbers = {name: [one.shard for one in getattr(done, name)] for name in ("lost", "accepted")}
     log.warning(
         'node "%s" is at %s now: %s shards, %s lost',
         done.node,
         done.url,
         done.shards,
         len(done.lost),
-        extra={
-            "node": done.node,
-            "fenced": list(done.fenced),
-            "lost": [one.shard for one in done.lost],
-            "accepted": [one.shard for one in done.accepted],
-        },
+        extra={"node": done.node, "fenced": list(done.fenced), **numbers},
     )

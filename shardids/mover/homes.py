@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.leases import FAILOVER, Leases
-from shardids.catalog.losses import Arrival, accept_loss, complete_loss, open_losses
+from shardids.catalog.losses import Arrival, Loss, accept_loss, complete_loss, open_losses
 from shardids.catalog.moves import Move, read_moves
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
@@ -210,12 +210,9 @@ def _departure(arrivals: Iterable[Arrival], shard: int, node: str) -> Arrival | 
 
 def _is_last(copy: Copy | None, arrival: Arrival | None) -> bool:
     """Return whether a copy is what the move left behind that last brought the shard to the lost node."""
-    return (
-        copy is not None
-        and arrival is not None
-        and copy.departure == arrival
-        and copy.high_water_tick >= arrival.high_water_tick
-    )
+    if copy is None or arrival is None:
+        return False
+    return copy.departure == arrival and copy.high_water_tick >= arrival.high_water_tick
 
 
 _LOCK_MS: Final = 10_000
@@ -237,19 +234,17 @@ def failover_nodes(placement: Placement, catalog: Catalog, replaced: Node | None
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """The homes that one command gives to lost shards. :meth:`opened` makes it.
+    """The homes that one command gives to lost shards, under their leases. :meth:`opened` makes it.
 
-    Attributes:
-        held: the lock of the catalog that shows that the command lives.
-        leases: those of the shards, one after another.
+    ``held`` is the lock of the catalog that shows that the command lives.
     """
 
-    def __init__(self, catalog: Catalog, nodes: Nodes, held: HeldLock, leases: Leases) -> None:
-        self._catalog = catalog
-        self._nodes = nodes
-        self.held = held
-        self.leases = leases
+    catalog: Catalog
+    nodes: Nodes
+    held: HeldLock
+    leases: Leases
 
     @classmethod
     @contextmanager
@@ -264,7 +259,7 @@ class Homes:
         with HeldLock.taken(
             catalog, lock, leases.key, taken=lost, lost=lost, name="shardids_failover"
         ) as held:
-            yield cls(catalog, nodes, held, leases)
+            yield cls(catalog=catalog, nodes=nodes, held=held, leases=leases)
 
     def give(self, shard: int, *, lost_with: str, home: str) -> list[str]:
         """Make ``home`` the owner of a lost shard, or complete that. Idempotent.
@@ -278,16 +273,16 @@ class Homes:
                 issued.
         """
         with self.leases.held(
-            {name: self._nodes[name] for name in {lost_with, home}},
+            {name: self.nodes[name] for name in {lost_with, home}},
             shard,
             takes_over=True,
-            is_kept=lambda: self._is_open(shard),
+            is_kept=lambda: self._is_kept(shard),
         ):
             with self.held.transaction() as journal:
                 moves = read_moves(journal, [shard], ended=True)
             past = [move for move in moves if lost_with in (move.source, move.target)]
             sources, targets = {move.source for move in past}, {move.target for move in past}
-            names = [move.session_name(self._catalog.describe().cluster) for move in past]
+            names = [move.session_name(self.catalog.describe().cluster) for move in past]
             # Before the rest: replication may not write to a copy while it is renamed or becomes the home.
             self._where_it_answers(targets, partial(_end, subscriptions.unsubscribe, names))
             renamed = self._settle(shard, lost_with, home, past)
@@ -299,19 +294,23 @@ class Homes:
 
     def _where_it_answers(self, nodes: Iterable[str], work: Callable[[Side], Sequence[T]]) -> list[T]:
         """Do something on those of the nodes that are still there and answer; return all that it returned."""
-        found = self._nodes.each(
-            lambda name, engine: work(Side(name=name, engine=engine)), self._nodes.keys() & nodes
+        found = self.nodes.each(
+            lambda name, engine: work(Side(name=name, engine=engine)), self.nodes.keys() & nodes
         )
         for error in found.failures.values():
             if not isinstance(error, ConnectionFailed):
                 raise error
         return [one for name in sorted(found.results) for one in found.results[name]]
 
-    def _is_open(self, shard: int) -> bool:
-        """Return whether the shard has a home that is not activated; also if the catalog does not answer."""
+    def open(self) -> list[Loss]:
+        """Return the losses whose home is not complete."""
+        with self.catalog.engine.connect() as connection:
+            return open_losses(connection)
+
+    def _is_kept(self, shard: int) -> bool:
+        """Return whether the shard's home is not complete; also if the catalog does not answer."""
         try:
-            with self._catalog.engine.connect() as connection:
-                return shard in [loss.shard for loss in open_losses(connection)]
+            return shard in [loss.shard for loss in self.open()]
         except ConnectionFailed:
             return True
 
@@ -325,8 +324,8 @@ class Homes:
             for tick in (one.high_water_tick or -1 for one in past)
             if not any(one.first_tick <= tick <= one.last_tick for one in skipped)
         ]
-        ticks += [_safe_tick(self._nodes, name, shard) for name in {lost_with, home}]
-        with self._nodes[home].connect() as connection, connection.begin() as transaction:
+        ticks += [_safe_tick(self.nodes, name, shard) for name in {lost_with, home}]
+        with self.nodes[home].connect() as connection, connection.begin() as transaction:
             connection.execute(
                 text("select set_config('lock_timeout', :ms, true), shardids.require_lease(:shard, :epoch)"),
                 {"ms": str(_LOCK_MS), "shard": shard, "epoch": self.leases.epoch},
@@ -336,7 +335,7 @@ class Homes:
                 renamed = _activate(connection, shard, home, max(ticks), may_be_empty=home == lost_with)
             except StatementFailed as error:
                 if error.sqlstate in LOCK_FAILURES:
-                    raise _in_use(self._nodes, shard, home) from error
+                    raise _in_use(self.nodes, shard, home) from error
                 raise
             with self.held.transaction() as journal:
                 if shard not in [loss.shard for loss in open_losses(journal)]:

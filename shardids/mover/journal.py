@@ -355,7 +355,7 @@ def alone(
                 raise ClusterConflict(
                     f"shard {shard} was moved meanwhile", hint="Look where: shardids shard list"
                 )
-            nodes = kept.enter_context(Nodes({node.name: node}, catalog.url, durable=True))
+            nodes = kept.enter_context(Nodes({node.name: node}, catalog.url, connections=2, durable=True))
             if not dry_run:
                 guard(nodes[node.name], shard, journal.leases.epoch)
             yield node.name, kept.enter_context(nodes[node.name].connect())

@@ -47,7 +47,7 @@ def purge(
 ) -> list[OldCopy]:
     """Drop the old copies of these shards; return what it dropped.
 
-    With ``node`` it drops those on this node alone, and also schemas that have a shard's name and are no
+    With ``node`` it only drops those on this node, and also schemas that have a shard's name and are no
     shards of the node, and old copies of shards that were lost with this node.
 
     With ``dry_run`` it finds out what it would drop, and whether it may, and drops nothing. ``on_skip``

@@ -129,6 +129,7 @@ def test_one_shard_that_the_standby_lacks_does_not_hold_up_the_others(nodes: Two
             with pytest.raises(ShardLost):
                 nodes.catalog.node_of(0)
             a_reader_is_named(nodes, standby)
+            another_that_gives_it_a_home_is_named(nodes, standby)
             code, said, told = replace("--accept-loss", "0", "--yes")
             assert (code, told) == (0, "")
             assert 'Shard 0 is on node "a": it is not there; node "a" has it as it was' in said
@@ -154,6 +155,18 @@ def a_reader_is_named(nodes: TwoNodes, standby: Any) -> None:
         reader.execute(f"begin; select count(*) from {schema(0)}.photos")
         with pytest.raises(ClusterConflict, match=f"are locked by process {reader.info.backend_pid} of role"):
             accepted(nodes, standby, 0)
+    assert losses(nodes, 0) == []
+
+
+def another_that_gives_it_a_home_is_named(nodes: TwoNodes, standby: Any) -> None:
+    """Two at once: one has the shard's lease."""
+    with (
+        homes.failover_nodes(nodes.catalog.placement(), nodes.catalog) as engines,
+        homes.Homes.opened(nodes.catalog, engines) as other,
+        other.leases.held({"a": engines["a"]}, 0),
+        pytest.raises(ShardBusy, match=r'being changed by another command \[node "a"\]: failover by'),
+    ):
+        accepted(nodes, standby, 0)
     assert losses(nodes, 0) == []
 
 

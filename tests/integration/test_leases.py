@@ -15,6 +15,9 @@ import psycopg
 import pytest
 
 from shardids import mover
+from shardids.adopt.inplace.changing import How
+from shardids.adopt.inplace.functions import replace_function
+from shardids.adopt.inplace.keys import change_key, status, take_back
 from shardids.catalog.leases import Lease, Leases, OnBusy, Standing, lock_key, read_leases
 from shardids.catalog.nodes import Nodes
 from shardids.errors import LeaseLost, ShardBusy
@@ -22,7 +25,7 @@ from shardids.mover.steps import DEFAULTS, Options
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.locks import AdvisoryLock
 from shardids.pg.urls import parse_url
-from tests.support.clusters import Nursery
+from tests.support.clusters import Nursery, command_here
 from tests.support.killed_moves import finish, killed_move
 from tests.support.migrations import App
 from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
@@ -223,6 +226,47 @@ def test_a_purge_meets_a_lease(nodes: TwoNodes) -> None:
                 )
                 assert "migration by ann@desk" in met[0].message
     assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["a"]
+
+
+def test_a_change_of_a_key_keeps_its_shard_where_it_is(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard()
+    with nodes.connected("a") as there:
+        there.execute(
+            "create table public.orders (id serial primary key); insert into orders values (default)"
+        )
+    met = list[ShardBusy]()
+
+    def meet(_event: object) -> None:
+        if not met:
+            with pytest.raises(ShardBusy) as refused:
+                mover.move(nodes.catalog, shard, "b", options=SKIP)
+            met.append(refused.value)
+
+    assert change_key(nodes.catalog, "public.orders", shard, How(on_event=meet)).state == "swapped"
+    assert "change of a key by" in met[0].message
+    with held(nodes, shard, "move"):
+        for dry_run in (True, False):
+            with pytest.raises(ShardBusy, match="move by ann@desk"):
+                take_back(nodes.catalog, "public.orders", shard, dry_run=dry_run)
+        with pytest.raises(ShardBusy, match="move by ann@desk"):
+            replace_function(nodes.catalog, "pg_catalog.now", shard)
+        assert status(nodes.catalog, "public.orders", shard).state == "swapped"
+    take_back(nodes.catalog, "public.orders", shard)
+    assert of(nodes, shard) == []
+
+
+def test_a_first_load_waits_for_a_move(nodes: TwoNodes, tmp_path: Path) -> None:
+    """Its table in the shard would be one that the move has not copied."""
+    shard = nodes.new_shard("create table {s}.photo (id bigint default {s}.next_id(), name text)")
+    (tmp_path / "rows.csv").write_text("name\nann\n")
+    words = ("load", "--table", "photo", "--shard", str(shard), str(tmp_path / "rows.csv"))
+    with stopped_at(nodes, shard, "indexes") as end:
+        refused = command_here(*words, SHARDIDS_CATALOG=nodes.catalog_url)
+        assert refused.returncode == 1
+        assert f"shard {shard} is being changed: move by" in refused.stderr
+        end()
+    done = command_here(*words, SHARDIDS_CATALOG=nodes.catalog_url)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_lease_of_a_command_that_is_gone_is_taken_over(nodes: TwoNodes, app: App) -> None:

@@ -1,0 +1,82 @@
+"""``shard purge`` whose sessions end before any of its statements: it fails by name, and is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, event
+
+from shardids import mover
+from shardids.errors import ShardidsError
+from shardids.pg.embedded import temporary_servers
+from shardids.tables import views
+from tests.support.clusters import catalog_at
+from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
+
+TABLE = "create table {s}.photos (id bigint primary key default {s}.next_id(), title text)"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    with temporary_servers(2) as servers:
+        nodes = two_nodes(servers, 4)
+        views.create_query_node(nodes.catalog, node="a", store_password=True)
+        yield nodes
+        nodes.catalog.close()
+
+
+class Ender:
+    """Ends the session that is about to run a statement, at one of them."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+        self.statements = 0
+
+    def __call__(self, connection: Connection, *_: Any) -> None:
+        self.statements += 1
+        if self.statements == self._place:
+            info = connection.connection.driver_connection.info  # type: ignore[union-attr] # psycopg's
+            with psycopg.connect(info.dsn, password=info.password, autocommit=True) as other:
+                other.execute("select pg_terminate_backend(%s, 5000)", [info.backend_pid])
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        event.listen(Engine, "before_cursor_execute", self)
+        try:
+            yield
+        finally:
+            event.remove(Engine, "before_cursor_execute", self)
+
+
+def purged(url: str, shard: int) -> bool:
+    """What the command does; whether it dropped the copy."""
+    with catalog_at(url) as catalog:
+        mover.purge(catalog, [shard], dry_run=True)
+        views.follow(catalog)
+        return bool(mover.purge(catalog, [shard]))
+
+
+def test_a_purge_whose_session_ends_fails_by_name_and_is_repeated(nodes: TwoNodes) -> None:
+    shard, failures = nodes.new_shard(TABLE), 0
+    views.follow(nodes.catalog)
+    mover.move(nodes.catalog, shard, "b")
+    for place in count(1):
+        ender, is_purged = Ender(place), False
+        with ender.listening():
+            try:
+                is_purged = purged(nodes.catalog_url, shard)
+            except ShardidsError:
+                failures += 1
+        if ender.statements < place:
+            break
+        if is_purged or not mover.old_copies(nodes.catalog, [shard]):
+            other = "a" if nodes.catalog.node_of(shard).name == "b" else "b"
+            mover.move(nodes.catalog, shard, other)
+    assert failures > 20
+    assert mover.old_copies(nodes.catalog, [shard]) == []
+    assert_one_owner(nodes, shard)
