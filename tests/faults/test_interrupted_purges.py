@@ -16,6 +16,7 @@ from shardids.errors import ShardidsError
 from shardids.pg.embedded import temporary_servers
 from shardids.tables import views
 from tests.support.clusters import catalog_at
+from tests.support.faults import scaled
 from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
 
 TABLE = "create table {s}.photos (id bigint primary key default {s}.next_id(), title text)"
@@ -31,15 +32,15 @@ def nodes() -> Iterator[TwoNodes]:
 
 
 class Ender:
-    """Ends the session that is about to run a statement, at one of them."""
+    """Ends the session that is about to run a statement: the one of that number, with such a text."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, place: int, words: str = "") -> None:
+        self._place, self._words = place, words
         self.statements = 0
 
-    def __call__(self, connection: Connection, *_: Any) -> None:
-        self.statements += 1
-        if self.statements == self._place:
+    def __call__(self, connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        self.statements += self._words in statement
+        if self._words in statement and self.statements == self._place:
             info = connection.connection.driver_connection.info  # type: ignore[union-attr] # psycopg's
             with psycopg.connect(info.dsn, password=info.password, autocommit=True) as other:
                 other.execute("select pg_terminate_backend(%s, 5000)", [info.backend_pid])
@@ -65,7 +66,7 @@ def test_a_purge_whose_session_ends_fails_by_name_and_is_repeated(nodes: TwoNode
     shard, failures = nodes.new_shard(TABLE), 0
     views.follow(nodes.catalog)
     mover.move(nodes.catalog, shard, "b")
-    for place in count(1):
+    for place in count(1, scaled(5, 1)):
         ender, is_purged = Ender(place), False
         with ender.listening():
             try:
@@ -77,6 +78,15 @@ def test_a_purge_whose_session_ends_fails_by_name_and_is_repeated(nodes: TwoNode
         if is_purged or not mover.old_copies(nodes.catalog, [shard]):
             other = "a" if nodes.catalog.node_of(shard).name == "b" else "b"
             mover.move(nodes.catalog, shard, other)
-    assert failures > 20
+    assert failures > scaled(5, 40)
     assert mover.old_copies(nodes.catalog, [shard]) == []
     assert_one_owner(nodes, shard)
+
+
+def test_a_query_node_whose_own_session_ends_says_so(nodes: TwoNodes) -> None:
+    """While it tries whether it can read from a node: that node is not the reason."""
+    with Ender(1, '"@shardids_').listening():
+        (said,) = views.follow(nodes.catalog)
+    assert "can't be reached" in said
+    assert "can't read from" not in said
+    assert views.follow(nodes.catalog) == ()
