@@ -15,12 +15,10 @@ import psycopg
 import pytest
 
 from shardids import mover
-from shardids.adopt.inplace.changing import How
 from shardids.adopt.inplace.functions import replace_function
-from shardids.adopt.inplace.keys import change_key, status, take_back
 from shardids.catalog.leases import Lease, Leases, OnBusy, Standing, lock_key, read_leases
 from shardids.catalog.nodes import Nodes
-from shardids.errors import LeaseLost, ShardBusy
+from shardids.errors import BadArgument, LeaseLost, ShardBusy
 from shardids.mover.steps import DEFAULTS, Options
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.locks import AdvisoryLock
@@ -228,36 +226,21 @@ def test_a_purge_meets_a_lease(nodes: TwoNodes) -> None:
     assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["a"]
 
 
-def test_a_change_of_a_key_keeps_its_shard_where_it_is(nodes: TwoNodes) -> None:
+def test_a_function_that_is_replaced_meets_a_lease(nodes: TwoNodes) -> None:
+    """It activates the shard that issues its IDs."""
     shard = nodes.new_shard()
-    with nodes.connected("a") as there:
-        there.execute(
-            "create table public.orders (id serial primary key); insert into orders values (default)"
-        )
-    met = list[ShardBusy]()
-
-    def meet(_event: object) -> None:
-        if not met:
-            with pytest.raises(ShardBusy) as refused:
-                mover.move(nodes.catalog, shard, "b", options=SKIP)
-            met.append(refused.value)
-
-    assert change_key(nodes.catalog, "public.orders", shard, How(on_event=meet)).state == "swapped"
-    assert "change of a key by" in met[0].message
     with held(nodes, shard, "move"):
         for dry_run in (True, False):
             with pytest.raises(ShardBusy, match="move by ann@desk"):
-                take_back(nodes.catalog, "public.orders", shard, dry_run=dry_run)
-        with pytest.raises(ShardBusy, match="move by ann@desk"):
-            replace_function(nodes.catalog, "pg_catalog.now", shard)
-        assert status(nodes.catalog, "public.orders", shard).state == "swapped"
-    take_back(nodes.catalog, "public.orders", shard)
+                replace_function(nodes.catalog, "pg_catalog.now", shard, dry_run=dry_run)
+    with pytest.raises(BadArgument, match="there is no function"):
+        replace_function(nodes.catalog, "public.nonesuch", shard)
     assert of(nodes, shard) == []
 
 
 def test_a_first_load_waits_for_a_move(nodes: TwoNodes, tmp_path: Path) -> None:
     """Its table in the shard would be one that the move has not copied."""
-    shard = nodes.new_shard("create table {s}.photo (id bigint default {s}.next_id(), name text)")
+    shard = nodes.new_shard("create table {s}.photo (id bigint primary key default {s}.next_id(), name text)")
     (tmp_path / "rows.csv").write_text("name\nann\n")
     words = ("load", "--table", "photo", "--shard", str(shard), str(tmp_path / "rows.csv"))
     with stopped_at(nodes, shard, "indexes") as end:

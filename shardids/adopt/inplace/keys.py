@@ -69,7 +69,7 @@ def change_key(
             repeated.
         ClusterConflict: another process works at the table, or it is on its way back.
     """
-    with _opened(catalog, table, shard, how, dry_run=dry_run) as its:
+    with _opened(catalog, table, shard, how) as its:
         change = its.change()
         if change is None:
             document = _checked(its)
@@ -102,7 +102,7 @@ def take_back(
         AdoptionRefused: rows have IDs that the old type can't hold; the table stays as it is.
         ClusterConflict: nothing is under way, or another process works at the table.
     """
-    with _opened(catalog, table, shard, how, dry_run=dry_run) as its:
+    with _opened(catalog, table, shard, how) as its:
         change = _required(its)
         if change.state is not State.DRAWING:
             _require_fit(its, change.key)
@@ -136,7 +136,7 @@ def finish(
         AdoptionRefused: there are keys that the shard would issue again, or roles that may not draw.
         ClusterConflict: the table has not been swapped, or another process works at it.
     """
-    with _opened(catalog, table, shard, how, dry_run=dry_run) as its:
+    with _opened(catalog, table, shard, how) as its:
         change = _required(its)
         if change.state is State.DRAWING:
             if dry_run:
@@ -157,23 +157,17 @@ def finish(
 
 def status(catalog: Catalog, table: str, shard: int) -> Status:
     """Return how far a table's key is."""
-    with _opened(catalog, table, shard, purpose=None) as its:
+    with _opened(catalog, table, shard, is_exclusive=False) as its:
         return _status(its, its.change())
 
 
 @contextmanager
 def _opened(
-    catalog: Catalog,
-    table: str,
-    shard: int,
-    how: How | None = None,
-    *,
-    purpose: str | None = "change of a key",
-    dry_run: bool = False,
+    catalog: Catalog, table: str, shard: int, how: How | None = None, *, is_exclusive: bool = True
 ) -> Iterator[Table]:
     if "." not in table:
         raise BadArgument(f"{table!r} has no schema", hint=f"For example: public.{table}")
-    with opened_shard(catalog, shard, purpose=purpose, dry_run=dry_run) as its:
+    with opened_shard(catalog, shard) as its:
         with its.connection.begin():
             row: Any = its.execute(
                 "select c.oid::bigint as relid, c.oid::regclass::text as name from pg_class c"
@@ -185,7 +179,7 @@ def _opened(
                 f"table {table} does not exist on node {its.node!r}", hint="Quote names as in SQL."
             )
         found = Table(shard=its, relid=row.relid, name=row.name, how=how or How())
-        if purpose is None:
+        if not is_exclusive:
             yield found
             return
         with alone(its, row.relid):

@@ -58,8 +58,7 @@ def opened_shard(
 ) -> Iterator[Shard]:
     """Yield a shard, which is active, and a connection to the node that it lives on.
 
-    With ``purpose``, which names the work to commands that meet it, under the shard's lease: neither the
-    functions that tables are given nor the shard's clock change on two sides, and it moves nowhere.
+    With ``purpose``, which names the work to commands that meet it, under the shard's lease.
 
     Raises:
         UnknownShard: no node owns it, or its owner does not have it.
