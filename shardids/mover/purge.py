@@ -102,7 +102,7 @@ def _old_copies(
                 OldCopy(shard=row.id, node=name, size_bytes=row.size_bytes, is_known=row.is_known)
                 for row in connection.execute(_OLD, {"shards": wanted, "named": is_named})
                 if not row.is_known
-                or placement.owners().get(row.id) not in (None, name)
+                or placement.node_of.get(row.id) not in (None, name)
                 or (is_named and placement.lost.get(row.id) == name)
             ]
 

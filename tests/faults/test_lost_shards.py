@@ -298,7 +298,7 @@ failover.replace_node(Catalog({url!r}), "b", {standby!r}, accept_loss=[{shard}])
 """
 KILLS = (
     "failover.point_node = die",
-    "failover._accept = die",
+    "homes.Homes.give = die",
     "subscriptions.unsubscribe = then_die(subscriptions.unsubscribe)",
     "homes._activate = then_die(homes._activate)",
     "homes.accept_loss = committed(homes.accept_loss)",
