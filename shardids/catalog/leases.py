@@ -12,7 +12,8 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -23,7 +24,7 @@ from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
-from shardids.errors import MissingPrivilege, ShardBusy
+from shardids.errors import ConnectionFailed, MissingPrivilege, ShardBusy
 from shardids.pg.locks import AdvisoryLock
 
 _CHUNK: Final = 500
@@ -95,6 +96,12 @@ class Lease:
             return ShardBusy(
                 f'shard {self.shard} is kept by an adoption that is not over [node "{self.node}"]: {self}',
                 hint="To see how far it is: shardids adopt status",
+            )
+        if self.standing is Standing.INTERRUPTED and self.purpose == FAILOVER:
+            return ShardBusy(
+                f"shard {self.shard}, which was lost, is kept by a command that has not finished its home"
+                f' [node "{self.node}"]: {self}',
+                hint="Repeat that command, which completes it: shardids node replace",
             )
         if self.standing is Standing.INTERRUPTED:
             return ShardBusy(
@@ -206,6 +213,53 @@ class Leases:
         with engine.begin() as connection:
             connection.execute(_RETURN, {"shards": list(shards), "epoch": self.epoch})
 
+    @contextmanager
+    def held(
+        self,
+        engines: Mapping[str, Engine],
+        shard: int,
+        *,
+        on_busy: OnBusy = OnBusy.SKIP,
+        on_wait: Callable[[int, str], None] = lambda _attempt, _reason: None,
+        takes_over: bool = False,
+        clear: Callable[[str], object] = lambda _node: None,
+        is_kept: Callable[[], bool] = lambda: False,
+    ) -> Iterator[None]:
+        """Hold a shard's lease on nodes until the block ends, or as long as ``is_kept`` says then.
+
+        ``on_wait`` is that of :func:`obtain`. With ``takes_over`` it takes over interrupted work on the
+        shard, and leaves out a node that does not answer; ``clear`` ends sessions of that work on a node.
+
+        Raises:
+            ShardBusy: another command has the lease: see :func:`obtain`.
+        """
+
+        def give_back() -> None:
+            for engine in engines.values():
+                with suppress(ConnectionFailed):
+                    self.give_back(engine, [shard])
+
+        def take() -> Collection[Lease]:
+            others: list[Lease] = []
+            for name, engine in engines.items():
+                try:
+                    clear(name)
+                    others += self.take(engine, name, [shard], keeps=(shard,) * takes_over).values()
+                except ConnectionFailed:
+                    if not takes_over:
+                        give_back()
+                        raise
+            if others:
+                give_back()
+            return others
+
+        obtain(take, on_busy, on_wait)
+        try:
+            yield
+        finally:
+            if not is_kept():
+                give_back()
+
 
 def obtain(take: Callable[[], Iterable[Lease]], on_busy: OnBusy, on_wait: Callable[[int, str], None]) -> None:
     """Call ``take`` until it returns no lease of others; it must not keep some while it lacks others.
@@ -269,6 +323,8 @@ MOVE: Final = "move"
 """The purpose of leases that an open move keeps."""
 ADOPTION: Final = "adoption"
 """The purpose of leases that an open adoption keeps."""
+FAILOVER: Final = "failover"
+"""The purpose of leases that the home of a lost shard keeps until it is activated."""
 
 _TAKE: Final = text("""
     select shard, other_epoch as epoch, other_purpose as purpose, other_holder as holder,
@@ -292,6 +348,8 @@ _STANDINGS: Final = text(f"""
                select from shardids_catalog.move m where m.shard = w.shard and m.ended_at is null)
              when '{ADOPTION}' then exists (
                select from shardids_catalog.adoption a where a.ended_at is null)
+             when '{FAILOVER}' then exists (
+               select from shardids_catalog.loss l where l.shard = w.shard and l.completed_at is null)
              else false
            end as is_kept
     from unnest(cast(:shards as integer[]), cast(:epochs as uuid[]), cast(:purposes as text[]))

@@ -1,4 +1,4 @@
-"""What the catalog's table ``move`` records of moves, and of shards that were lost with their node."""
+"""Moves, as the catalog's table ``move`` records them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ FIRST_STEP: Final = "tables"
 PLACE: Final = "place"
 LAST_STEP: Final = "clean"
 """The step that is left once the shard is placed on the target."""
-LOSS: Final = "accept loss"
-"""What the journal records in place of a step while a shard that was lost with its node gets a home."""
-
 ARRIVALS: Final = "shardids_arrival"
 """The catalog's channel for the notice that a shard will soon be on another node."""
 
-Outcome = Literal["moved", "aborted", "accepted"]
+Outcome = Literal["moved", "aborted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """A move as the journal records it.
 
-    ``step`` is the last step that was begun; ``outcome`` is ``None`` while the move is not over. If the step
-    is :data:`LOSS`, the shard was lost with ``source``, and ``target`` is its new home. The target issues IDs
-    above ``high_water_tick``, which is ``None`` as long as it was not made the owner. ``epoch`` is that of
-    the leases of the command that works at it, or last did.
+    ``step`` is the last step that was begun; ``outcome`` is ``None`` while the move is not over. The target
+    issues IDs above ``high_water_tick``, which is ``None`` as long as it was not made the owner. ``epoch`` is
+    that of the leases of the command that works at it, or last did.
     """
 
     id: int
@@ -49,9 +45,9 @@ class Move:
 
     @property
     def is_on_its_way(self) -> bool:
-        """Returns whether the shard is on its way to ``target``: nothing is undone, and nothing was lost."""
+        """Returns whether the shard is on its way to ``target``: the move is open, and not being undone."""
         # "abort" is shardids.replication.steps.ABORT, of a room above.
-        return self.ended_at is None and self.step not in {"abort", LOSS}
+        return self.ended_at is None and self.step != "abort"
 
     def session_name(self, cluster: UUID) -> str:
         """Return the name of the move's sessions, slot, publication and subscription.

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shardids.cli.command import OnBusyOption, Run, TrustOption, refuse, takes
+from shardids.cli.copies import ShardsArgument, activate_shards, place_shards, print_left, purge_shards
 from shardids.cli.nodes import reset_clock
 from shardids.cli.printing import bars, err, out, print_json, print_rows, print_warnings
-from shardids.errors import BadArgument, ShardBusy, ShardidsError
+from shardids.errors import BadArgument, ShardBusy
 from shardids.pg.notation import named_shards, parse_duration_ms, parse_shards
 
 if TYPE_CHECKING:
@@ -195,9 +196,6 @@ def print_acceptance(accepted: Accepted) -> None:
         out.print(f"  {line}", markup=False)
 
 
-ShardsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="SHARD", help="Numbers and ranges, 0-31,40, or all.")
-]
 MaxPauseOption = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="How long a shard may take no writes: 500ms, 2s.", show_default="2s"),
@@ -299,7 +297,7 @@ def move_shards(
                 mover.plan_move(there, shard, target, options=planned, back=back, parallel=jobs)
         done = mover.each(numbers, work, jobs)
     _print_results(run, [one for one in done if isinstance(one, mover.Result)])
-    _print_left([one for one in done if isinstance(one, str)])
+    print_left([one for one in done if isinstance(one, str)])
 
 
 def _numbers(there: Catalog, shards: Sequence[str] | None, *, only_open: bool) -> list[int]:
@@ -382,15 +380,6 @@ def _print_results(run: Run, done: Sequence[mover.Result]) -> None:
     run.print_rows(rows, empty="Nothing to do")
 
 
-def _print_left(lines: Sequence[str]) -> None:
-    """Print why shards were left out; the command then end with 1."""
-    for line in lines:
-        err.print(line)
-    if lines:
-        err.print(f"{len(lines)} left. To try again, run the command again.")
-        raise typer.Exit(1)
-
-
 def _row_of(move: mover.Move) -> dict[str, object]:
     return {
         "shard": move.shard,
@@ -401,66 +390,6 @@ def _row_of(move: mover.Move) -> dict[str, object]:
         "step": move.step,
         "outcome": move.outcome or "open",
     }
-
-
-@app.command("activate")
-@takes("catalog", "dry-run", "yes", "json")
-def activate_shards(
-    run: Run,
-    shards: ShardsArgument = None,
-    above_tick: Annotated[
-        int | None, typer.Option(help="Issue IDs above this tick: what fence returned on the original.")
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="The database that is to take the place of the shards' node: a copy of it."),
-    ] = None,
-) -> None:
-    """Let shards issue IDs on their node, once they are found to be active on no other."""
-    from shardids import mover
-
-    if not shards:
-        raise BadArgument("which shards?", hint="For example: shardids shard activate 5")
-    there = run.catalog
-    numbers = parse_shards(",".join(shards), there.describe().shard_count)
-    found = [mover.activate(there, shard, above_tick=above_tick, url=url, dry_run=True) for shard in numbers]
-    if copied := [one.shard for one in found if one.before == "copy"]:
-        run.ask(
-            f"{named_shards(copied).capitalize()}: copied from another server. If that ever issues IDs again,"
-            " some will be issued twice. Activate the copy?"
-        )
-    if not run.dry:
-        found = [mover.activate(there, shard, above_tick=above_tick, url=url) for shard in numbers]
-    run.print_rows([asdict(one) for one in found])
-
-
-@app.command("purge")
-@takes("catalog", "dry-run", "yes", "json")
-def purge_shards(run: Run, shards: ShardsArgument = None, on_busy: OnBusyOption = "wait") -> None:
-    """Drop the old copies of these shards."""
-    from shardids import mover
-    from shardids.catalog.leases import OnBusy
-    from shardids.tables import views
-
-    there = run.catalog
-    if not shards:
-        raise BadArgument("which shards?", hint="For example: shardids shard purge 5, or all")
-    numbers = parse_shards(",".join(shards), there.describe().shard_count)
-    busy = dict[str, None]()
-
-    def skip(error: ShardidsError) -> None:
-        busy[error.in_a_line()] = None
-
-    copies = mover.purge(there, numbers, on_busy=OnBusy(on_busy), on_skip=skip, dry_run=True)
-    if copies and not run.dry:
-        named = named_shards({copy.shard for copy in copies})
-        run.ask(f"Drop the old copies of {named}, with all their rows?")
-        # A view that still reads an old copy would fail once the copy is dropped.
-        print_warnings(views.follow(there))
-        copies = mover.purge(there, numbers, on_busy=OnBusy(on_busy), on_skip=skip)
-    empty = "Nothing was dropped" if busy else "No old copy is left"
-    run.print_rows([asdict(copy) for copy in copies], empty=empty)
-    _print_left(list(busy))
 
 
 @takes("catalog", "dry-run", "json")
@@ -555,7 +484,7 @@ def _balance(run: Run, find: Callable[[], mover.Balance], options: mover.Options
         done += mover.carry_out(there, found.transfers, options, show)
     if done or run.as_json:
         _print_results(run, [one for one in done if isinstance(one, mover.Result)])
-    _print_left([str(one) for one in done if isinstance(one, mover.NotMoved)])
+    print_left([str(one) for one in done if isinstance(one, mover.NotMoved)])
 
 
 def _options(
@@ -637,3 +566,6 @@ def _told(event: mover.Event) -> tuple[str, float | None, float]:
 
 
 app.command("reset-clock")(reset_clock)
+app.command("activate")(activate_shards)
+app.command("place")(place_shards)
+app.command("purge")(purge_shards)

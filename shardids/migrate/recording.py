@@ -43,6 +43,7 @@ from shardids.logs import logger
 from shardids.migrate.plan import Outcome, Position, Route, Start
 from shardids.migrate.runner import Observer
 from shardids.migrate.status import in_transactions, read_state
+from shardids.pg.connections import server_major
 from shardids.pg.notation import named_shards
 from shardids.pg.reader import Refused
 
@@ -124,7 +125,7 @@ class SchemaRecorder(Observer):
 
     def _begin(self, position: Position, route: Route) -> None:
         engine = self._nodes[position.node]
-        version = server_version(engine)
+        version = major_of(engine)
         start, end = (revision_of(position.heads), version), (revision_of(route.end), version)
         with self._lock:
             way = (*start[:1], *end)
@@ -150,11 +151,10 @@ class SchemaRecorder(Observer):
             write_schemas(connection, {(revision_of(outcome.end), start[1]): expected}, "migrate")
 
 
-def server_version(engine: Engine) -> int:
+def major_of(engine: Engine) -> int:
     """Return the major version of a node's server."""
     with engine.connect() as connection:
-        version = connection.dialect.server_version_info
-    return int(version[0]) if version else 0
+        return server_major(connection)
 
 
 def read_shard(engine: Engine, shard: int) -> Objects:
@@ -179,7 +179,7 @@ def _classes(nodes: Nodes, placement: Placement) -> dict[Key, list[int]]:
     """
     state = read_state(nodes, placement, list(placement.node_of), VERSION_TABLE)
     state.check()
-    versions = {name: server_version(nodes[name]) for name in placement.by_node()}
+    versions = {name: major_of(nodes[name]) for name in placement.by_node()}
     found: dict[Key, list[int]] = {}
     for shard, position in sorted(state.positions.items()):
         found.setdefault((revision_of(position.heads), versions[position.node]), []).append(shard)
@@ -219,7 +219,7 @@ def record_moved(catalog: Catalog, shard: int, source: Engine, target: Engine) -
 
     Only if the copy that it left is as recorded; a failure is logged.
     """
-    old, new = server_version(source), server_version(target)
+    old, new = major_of(source), major_of(target)
     if old == new:
         return
     try:

@@ -3,12 +3,12 @@
 ``moves`` plans, runs, resumes and aborts moves. ``steps`` lists the steps of one move, ``cutover`` is the
 pause in it, ``journal`` the catalog's record. ``requirements`` finds the reasons to refuse a move, ``purge``
 drops old copies. ``balance`` decides what to move, ``rebalance`` moves it. ``failover`` replaces a lost node,
-``homes`` gives a shard that was lost a home, ``activation`` activates a shard that is active nowhere else,
-``clocks`` confirms and resets clocks.
+``homes`` gives a shard that was lost a home, ``activation`` activates a shard that is active nowhere else, or
+records where it is active, ``clocks`` confirms and resets clocks.
 """
 
 from shardids.catalog.moves import Move, all_moves, open_moves
-from shardids.mover.activation import Activation, activate
+from shardids.mover.activation import Activation, Placing, activate, place
 from shardids.mover.balance import MARGIN, Balance, By, Transfer, balance, plan_balance, weigh
 from shardids.mover.journal import Result
 from shardids.mover.moves import (
@@ -42,6 +42,7 @@ __all__ = [
     "OldCopy",
     "OnEvent",
     "Options",
+    "Placing",
     "Result",
     "StepBegun",
     "StepDone",
@@ -58,6 +59,7 @@ __all__ = [
     "move",
     "old_copies",
     "open_moves",
+    "place",
     "plan_balance",
     "plan_move",
     "purge",

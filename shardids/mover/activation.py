@@ -1,16 +1,16 @@
-"""Activates a shard on its node, once the catalog and all nodes show that it is active nowhere else."""
+"""Activates a shard, or records where it is active, once all nodes show that it is active nowhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.nodes import Nodes
-from shardids.catalog.rows import Catalog
+from shardids.catalog.rows import Catalog, place_shard
 from shardids.catalog.shards import Shard, read_shard
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node
@@ -75,29 +75,62 @@ def activate(
         if there is not None:
             _require_successor(catalog, nodes[name], placement.nodes[name], shard)
         if not dry_run:
-            kept.enter_context(_leased(journal, nodes[name], name, shard))
+            kept.enter_context(journal.leases.held({name: nodes[name]}, shard))
         found = _examine(nodes, name, shard, catalog.describe().layout)
-        if found.before == "active" and above_tick is None:
-            return found
         if not dry_run:
             with nodes[name].begin() as connection:
                 asked = {"shard": shard, "epoch": journal.leases.epoch, "above": above_tick}
                 connection.execute(text("select shardids.require_lease(:shard, :epoch)"), asked)
-                bring(connection, skipped_ranges(catalog, [shard]))
-                connection.execute(
-                    text("select shardids.activate(:shard, coalesce(cast(:above as bigint), -1))"), asked
-                )
+                # Of a move that was undone by hand: an active shard may have one, too.
+                connection.execute(text("select shardids.drop_barriers(:shard)"), asked)
+                if found.before != "active" or above_tick is not None:
+                    bring(connection, skipped_ranges(catalog, [shard]))
+                    connection.execute(
+                        text("select shardids.activate(:shard, coalesce(cast(:above as bigint), -1))"), asked
+                    )
     return found
 
 
-@contextmanager
-def _leased(journal: Journal, engine: Engine, name: str, shard: int) -> Iterator[None]:
-    for other in journal.leases.take(engine, name, [shard]).values():
-        raise other.error()
-    try:
-        yield
-    finally:
-        journal.leases.give_back(engine, [shard])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """A shard that was placed, or that would be, on the node where it is active."""
+
+    shard: int
+    before: str
+    node: str
+
+
+def place(catalog: Catalog, shard: int, node: str, *, dry_run: bool = False) -> Placing:
+    """Correct the catalog, which names another node than the one where a shard is active. Idempotent.
+
+    No copy is activated or changed. With ``dry_run`` it examines everything, and changes nothing.
+
+    Raises:
+        UnknownShard: the catalog has no such shard.
+        ClusterConflict: the shard is not active on the node; another node has it active, or newer, or does
+            not answer; a move of it or an adoption is not over.
+        ShardBusy: another command has the shard's lease.
+        ShardLost: it was lost with its node.
+    """
+    with Journal.opened(catalog, shard, purpose="placement") as journal, ExitStack() as kept:
+        journal.refuse_open()
+        refuse_adoption(catalog)
+        placement = catalog.placement()
+        before = placement.locate(shard).name
+        nodes = kept.enter_context(failover_nodes(placement, catalog))
+        both = {name: nodes[name] for name in sorted({before, node})}
+        if not dry_run:
+            kept.enter_context(journal.leases.held(both, shard))
+        found = _examine(nodes, node, shard, catalog.describe().layout)
+        if found.before != "active":
+            raise ClusterConflict(
+                f'shard {shard} is not active on node "{node}"',
+                hint=f"Look at its copies: shardids doctor; shardids shard list {shard}",
+            )
+        if before != node and not dry_run:
+            with catalog.engine.begin() as connection:
+                place_shard(connection, shard, source=before, target=node)
+    return Placing(shard=shard, before=before, node=node)
 
 
 def _require_successor(catalog: Catalog, engine: Engine, old: Node, shard: int) -> None:
@@ -155,7 +188,7 @@ def _before(connection: Connection, row: Shard | None, name: str, shard: int) ->
     )
     if not has_generator:
         raise UnknownShard(
-            f'the catalog places shard {shard} on node "{name}", which does not have it',
+            f'node "{name}" does not have shard {shard}',
             hint="Restore its schema there from a backup, or see what else can be done: shardids doctor",
         )
     if row is not None and row.state == "arriving":
@@ -173,12 +206,12 @@ def _refuse_others(others: Mapping[str, Held], known: int, name: str, shard: int
     for other, row in others.items():
         if row.is_active:
             raise ClusterConflict(
-                f'shard {shard} is active on node "{other}", although the catalog places it on "{name}"',
+                f'shard {shard} is active on node "{other}": node "{name}" must not have it active',
                 hint="Two active copies would take different writes. Which node is right: shardids doctor",
             )
         if row.is_whole and row.high_water_tick > known:
             raise ClusterConflict(
-                f'node "{other}" has a newer copy of shard {shard} than node "{name}", where the catalog'
-                f" places it: its high-water tick is {row.high_water_tick}, not {known}",
+                f'node "{other}" has a newer copy of shard {shard} than node "{name}": its high-water tick is'
+                f" {row.high_water_tick}, not {known}",
                 hint="Compare the rows of both. See: shardids doctor",
             )

@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine, text
 from shardids.catalog.references import AWAIT, MARK, WITHIN_S, references_of, slot_of
 from shardids.catalog.rows import Catalog
 from shardids.errors import MoveFailed
+from shardids.pg.connections import driver_connection
 from shardids.replication.barrier import (
     BarrierSession,
     OnWait,
@@ -34,14 +35,7 @@ from shardids.replication.barrier import (
     require_closed,
     stop_in_a_quiet_moment,
 )
-from shardids.replication.sides import (
-    Directory,
-    Side,
-    Sides,
-    driver_connection,
-    move_nodes,
-    refuse_partial_copy,
-)
+from shardids.replication.sides import Directory, Side, Sides, move_nodes, refuse_partial_copy
 from shardids.replication.subscriptions import PATIENCE_S, flush
 
 

@@ -1,18 +1,21 @@
 """Replaces a lost node: points its catalog entry at the server that took over, a promoted standby.
 
 Shards that the new server does not have as they were count as lost: the placement names no node for them,
-so that no client reads or writes what is there. ``losses`` finds what is left of them, ``homes`` gives them a
-home once the loss is accepted.
+so that no client reads or writes what is there. ``homes`` finds what is left of them, and gives them a home
+once the loss is accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from sqlalchemy import text
 
-from shardids.catalog.moves import LOSS, all_moves, open_moves
+from shardids.catalog.losses import complete_loss, read_arrivals
+from shardids.catalog.moves import read_moves
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.references import references_of, require_none
 from shardids.catalog.rows import Catalog, point_node
@@ -21,8 +24,8 @@ from shardids.catalog.topology import Node, Placement
 from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
 from shardids.logs import logger
 from shardids.mover import homes
-from shardids.mover.homes import Held, LostShard, arrivals, examine, held, why_lost
-from shardids.mover.journal import Journal
+from shardids.mover.homes import Held, Homes, LostShard, examine, held, last_arrivals, why_lost
+from shardids.mover.journal import being_moved, is_running, take_over
 from shardids.pg.notation import named_shards, shown_shards
 from shardids.pg.urls import parse_url, shown_url
 from shardids.tables.views import follow
@@ -119,28 +122,31 @@ def replace_node(
         _require_gone(catalog, old)
     with homes.failover_nodes(catalog.placement(), catalog, new) as nodes:
         _require_node(catalog, nodes, new)
-        of_moves = [move.shard for move in open_moves(catalog) if name in (move.source, move.target)]
-        with homes.journals(
-            catalog, of_moves, patience_s=_MOVER_PATIENCE_S, takes_over=not dry_run
-        ) as journals:
-            done = _completed(catalog, nodes, journals, dry_run=dry_run)
-            found = _find(catalog, nodes, new, leave_out=done)
+        with Homes.opened(catalog, nodes) as giving:
+            _take_moves(giving, name, dry_run=dry_run)
+            unfinished = [loss for loss in giving.open() if loss.node == name]
+            for loss in unfinished if not dry_run else ():
+                giving.give(loss.shard, lost_with=name, home=loss.home)
+            found = _find(catalog, nodes, new, leave_out=[loss.shard for loss in unfinished if dry_run])
             _refuse(found, new, accept_loss)
             if not dry_run:
                 # A standby may lack ranges of its primary, and serves clients from here on.
                 with nodes[name].begin() as connection:
                     bring(connection, skipped_ranges(catalog))
-                _end_choices(journals, accept_loss)
                 lost = {shard.shard for shard in found.lost}
                 _fence(nodes, new, found, found.active_here.keys() - lost)
                 _close_references(nodes, new, references_of(catalog).writer)
                 with catalog.engine.begin() as connection:
                     point_node(connection, old, url, lost=lost, found=found.sound)
+                    for shard in lost:
+                        complete_loss(connection, shard)
                 # A fence makes an old copy look newer, and like one that a move has left: not before the
                 # placement says that the shard is lost.
                 _fence(nodes, new, found, found.active_here.keys() & lost)
             accepted = tuple(s for s in found.lost if s.shard in accept_loss and not homes_wait)
-            set_aside = () if dry_run else _accept(catalog, nodes, journals, accepted)
+            renamed = [
+                giving.give(one.shard, lost_with=name, home=one.home) for one in accepted if not dry_run
+            ]
     replacement = Replacement(
         node=name,
         url=shown_url(parse_url(url)),
@@ -149,7 +155,7 @@ def replace_node(
         stopped=tuple(sorted(s for s in found.sound if found.rows[s].state == "fenced")),
         lost=tuple(shard for shard in found.lost if shard not in accepted),
         accepted=accepted,
-        set_aside=set_aside,
+        set_aside=tuple(chain.from_iterable(renamed)),
         stale_views=() if dry_run else follow(catalog),
     )
     if not dry_run:
@@ -192,35 +198,43 @@ def _require_node(catalog: Catalog, nodes: Nodes, new: Node) -> None:
         )
 
 
-def _completed(
-    catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], *, dry_run: bool
-) -> frozenset[int]:
-    """Complete what an earlier call has left half done; return the shards that have a home already."""
-    placed = {s for s, journal in journals.items() if journal.step == LOSS and journal.is_placed()}
-    if not dry_run:
-        for shard in sorted(placed):
-            homes.complete(catalog, nodes, journals[shard])
-        return frozenset()
-    return frozenset(placed)
+def _take_moves(giving: Homes, node: str, *, dry_run: bool) -> None:
+    """Take over the open moves from and to a node, once their movers have noticed that it is gone.
 
-
-def _end_choices(journals: Mapping[int, Journal], accept_loss: Collection[int]) -> None:
-    """End choices of a home that were interrupted before the shard had it, and are not made again."""
-    for shard, journal in journals.items():
-        if journal.step == LOSS and journal.is_open and shard not in accept_loss:
-            journal.end("aborted")
+    Raises:
+        ClusterConflict: a mover still lives.
+    """
+    deadline = time.monotonic() + _MOVER_PATIENCE_S
+    epoch = giving.leases.epoch
+    while True:
+        with giving.held.transaction() as connection:
+            busy = [
+                move
+                for move in read_moves(connection)
+                if node in (move.source, move.target)
+                and move.epoch != epoch
+                and (is_running(connection, move) or not (dry_run or take_over(connection, move, epoch)))
+            ]
+        if not busy:
+            return
+        if time.monotonic() > deadline:
+            raise being_moved(busy[0].shard)
+        time.sleep(0.5)
 
 
 def _find(catalog: Catalog, nodes: Nodes, new: Node, *, leave_out: Collection[int]) -> _Findings:
     """Compare the new server with the placement, which no mover of the node's shards can change now."""
-    placement, moves = catalog.placement(), all_moves(catalog)
-    leaving = {m.shard: m.target for m in moves if m.outcome is None and m.source == new.name}
-    arriving = {m.shard for m in moves if m.outcome is None and m.target == new.name}
+    placement = catalog.placement()
+    with catalog.engine.connect() as connection:
+        moves, arrivals = read_moves(connection), read_arrivals(connection)
+    leaving = {m.shard: m.target for m in moves if m.source == new.name}
+    arriving = {m.shard for m in moves if m.target == new.name}
     owners = placement.owners()
     with nodes[new.name].connect() as connection:
         rows = held(connection, owners)
-    reasons = why_lost(rows, placement, new.name, arrivals(moves, new.name), leaving)
-    lost = tuple(examine(nodes, new.name, {s: r for s, r in reasons.items() if s not in leave_out}, moves))
+    reasons = why_lost(rows, placement, new.name, last_arrivals(arrivals, new.name), leaving)
+    unsettled = {shard: reason for shard, reason in reasons.items() if shard not in leave_out}
+    lost = tuple(examine(nodes, new.name, unsettled, arrivals))
     homes_of = {shard.shard: shard.home for shard in lost}
     # What such shards had moved away from comes to light when they are active here.
     elsewhere = {s: n for s, n in owners.items() if n != new.name and s not in arriving} | homes_of
@@ -238,7 +252,7 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
     active = (found.rows[shard] for shard in found.sound if found.rows[shard].state == "active")
     if copied := sorted(row.shard for row in active if not row.is_own):
         raise ClusterConflict(
-            f'{url} is a copy of node "{new.name}", not its standby: {_counted(copied)} not activated',
+            f'{url} is a copy of node "{new.name}", not its standby: {named_shards(copied)} not activated',
             hint="If the original is gone for good, activate the copy, then again: shardids shard activate"
             f" {shown_shards(copied)} --url {url}",
         )
@@ -284,36 +298,14 @@ def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
         )
 
 
-def _accept(
-    catalog: Catalog, nodes: Nodes, journals: dict[int, Journal], accepted: Sequence[LostShard]
-) -> tuple[str, ...]:
-    """Give lost shards their homes, one after another."""
-    set_aside: list[str] = []
-    for shard in accepted:
-        if shard.shard in journals:
-            set_aside += homes.accept(catalog, nodes, journals[shard.shard], shard.home)
-        else:
-            with homes.journals(catalog, [shard.shard], patience_s=_MOVER_PATIENCE_S) as opened:
-                set_aside += homes.accept(catalog, nodes, opened[shard.shard], shard.home)
-    return tuple(set_aside)
-
-
-def _counted(shards: Sequence[int]) -> str:
-    return f"shard {shards[0]}" if len(shards) == 1 else f"{len(shards)} shards ({shards[0]}, …)"
-
-
 def log_replacement(done: Replacement) -> None:
     """Log that a node was replaced, with the numbers of shards that were ``fenced`` or ``lost``."""
+    numbers = {name: [one.shard for one in getattr(done, name)] for name in ("lost", "accepted")}
     log.warning(
         'node "%s" is at %s now: %s shards, %s lost',
         done.node,
         done.url,
         done.shards,
         len(done.lost),
-        extra={
-            "node": done.node,
-            "fenced": list(done.fenced),
-            "lost": [one.shard for one in done.lost],
-            "accepted": [one.shard for one in done.accepted],
-        },
+        extra={"node": done.node, "fenced": list(done.fenced), **numbers},
     )

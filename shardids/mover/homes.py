@@ -1,8 +1,8 @@
 """Homes of shards that were lost with their node: the newest copy, or an empty shard if there is none.
 
-The catalog's journal records the choice first. Then the home's activation is prepared in a transaction, the
-placement is switched, and the activation is committed, as in a move: before the switch the home takes no
-writes, after it no other node does.
+The home's activation is prepared in a transaction, the placement is switched and the loss recorded, and the
+activation is committed, as in a move: before the switch the home takes no writes, after it no other node
+does. All of it happens under the shard's lease, on the home and on the node's new server.
 
 IDs. The last ID of the lost server is known from clocks only, as for a promoted standby: the home issues IDs
 above all that it and the node's new server know of, and above both clocks, by some ``safety_margin``.
@@ -10,26 +10,27 @@ above all that it and the node's new server know of, and above both clocks, by s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine, text
 
-from shardids.catalog.moves import LOSS, Move, Outcome, all_moves
+from shardids.catalog.leases import FAILOVER, Leases
+from shardids.catalog.losses import Arrival, Loss, accept_loss, complete_loss, open_losses
+from shardids.catalog.moves import Move, read_moves
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
-from shardids.catalog.skipped import bring
+from shardids.catalog.skipped import bring, read_skipped
 from shardids.catalog.topology import Node, Placement
-from shardids.errors import ClusterConflict, ConnectionFailed, ShardidsError, StatementFailed
-from shardids.mover.journal import Journal, Result
-from shardids.pg.locks import holders_of_tables, named
+from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
+from shardids.pg.locks import AdvisoryLock, holders_of_tables, named
 from shardids.replication import subscriptions
+from shardids.replication.barrier import HeldLock
 from shardids.replication.sides import SESSION, Side
 from shardids.replication.subscriptions import LOCK_FAILURES
-from shardids.tables.views import follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Copy:
 
     node: str
     high_water_tick: int
-    departure: Move | None
+    departure: Arrival | None
 
     @property
     def age(self) -> tuple[int, int]:
@@ -114,7 +115,7 @@ class LostShard:
         elif self.copy.departure is None:
             left = f'node "{self.copy.node}" has an old copy of it'
         else:
-            at = self.copy.departure.ended_at or self.copy.departure.started_at
+            at = self.copy.departure.at
             left = f'node "{self.copy.node}" has it as it was when it left there ({at:%Y-%m-%d %H:%M:%S %Z})'
         if self.silent:
             names = ", ".join(f'"{name}"' for name in self.silent)
@@ -122,16 +123,16 @@ class LostShard:
         return left
 
 
-def arrivals(moves: Iterable[Move], node: str) -> dict[int, Move]:
-    """Return the move by which each shard last came to a node."""
-    return {move.shard: move for move in moves if move.target == node and move.high_water_tick is not None}
+def last_arrivals(arrivals: Iterable[Arrival], node: str) -> dict[int, Arrival]:
+    """Return how each shard last came to a node."""
+    return {arrival.shard: arrival for arrival in arrivals if arrival.node == node}
 
 
 def why_lost(
     there: Mapping[int, Held],
     placement: Placement,
     node: str,
-    arrived_by: Mapping[int, Move],
+    arrived_by: Mapping[int, Arrival],
     leaving: Mapping[int, str],
 ) -> dict[int, str]:
     """Return the shards that a server does not have as their owner node had them, and why.
@@ -143,7 +144,7 @@ def why_lost(
         there: what the server has.
         placement: the placement.
         node: the node whose place the server takes.
-        arrived_by: see :func:`arrivals`.
+        arrived_by: see :func:`last_arrivals`.
         leaving: where open moves take shards from there.
     """
     reasons = {}
@@ -157,7 +158,7 @@ def why_lost(
             reasons[shard] = (
                 "there is an incomplete copy of it, from before the move that brought it was over"
             )
-        elif arrival is not None and row.high_water_tick < (arrival.high_water_tick or -1):
+        elif arrival is not None and row.high_water_tick < arrival.high_water_tick:
             reasons[shard] = "there is an old copy of it, from before it was moved there"
         elif row.state == "moved" and row.moved_to != leaving.get(shard):
             reasons[shard] = f'it is marked as moved to node "{row.moved_to}" there'
@@ -166,7 +167,9 @@ def why_lost(
     return reasons
 
 
-def examine(nodes: Nodes, node: str, reasons: Mapping[int, str], moves: Sequence[Move]) -> list[LostShard]:
+def examine(
+    nodes: Nodes, node: str, reasons: Mapping[int, str], arrivals: Sequence[Arrival]
+) -> list[LostShard]:
     """Look for copies of lost shards on all nodes; ``reasons`` is what :func:`why_lost` returned."""
     if not reasons:
         return []
@@ -176,12 +179,12 @@ def examine(nodes: Nodes, node: str, reasons: Mapping[int, str], moves: Sequence
             return held(connection, reasons)
 
     answers = nodes.each(ask)
-    arrived_by = arrivals(moves, node)
+    arrived_by = last_arrivals(arrivals, node)
     found = []
     for shard, reason in sorted(reasons.items()):
         rows = {name: there[shard] for name, there in answers.results.items() if shard in there}
         copies = [
-            Copy(node=name, high_water_tick=row.high_water_tick, departure=_departure(moves, shard, name))
+            Copy(node=name, high_water_tick=row.high_water_tick, departure=_departure(arrivals, shard, name))
             for name, row in rows.items()
             if row.is_whole and (row.state != "active" or name == node)
         ]
@@ -199,28 +202,23 @@ def examine(nodes: Nodes, node: str, reasons: Mapping[int, str], moves: Sequence
     return found
 
 
-def _departure(moves: Iterable[Move], shard: int, node: str) -> Move | None:
+def _departure(arrivals: Iterable[Arrival], shard: int, node: str) -> Arrival | None:
     """Return the move that last took a shard from a node to another."""
-    taken = [
-        move
-        for move in moves
-        if move.shard == shard and move.source == node != move.target and move.high_water_tick is not None
-    ]
+    taken = [one for one in arrivals if one.shard == shard and one.source == node and one.is_moved]
     return taken[-1] if taken else None
 
 
-def _is_last(copy: Copy | None, arrival: Move | None) -> bool:
+def _is_last(copy: Copy | None, arrival: Arrival | None) -> bool:
     """Return whether a copy is what the move left behind that last brought the shard to the lost node."""
-    return (
-        copy is not None
-        and arrival is not None
-        and copy.departure == arrival
-        and copy.high_water_tick >= (arrival.high_water_tick or -1)
-    )
+    if copy is None or arrival is None:
+        return False
+    return copy.departure == arrival and copy.high_water_tick >= arrival.high_water_tick
 
 
-_LOCK_MS = 10_000
+_LOCK_MS: Final = 10_000
 """How long to wait for those who read the old copy that becomes the home."""
+
+T = TypeVar("T")
 
 
 def failover_nodes(placement: Placement, catalog: Catalog, replaced: Node | None = None) -> Nodes:
@@ -236,125 +234,158 @@ def failover_nodes(placement: Placement, catalog: Catalog, replaced: Node | None
     )
 
 
-def accept(catalog: Catalog, nodes: Nodes, journal: Journal, home: str) -> tuple[str, ...]:
-    """Make ``home`` the owner of the journal's shard, which is lost. Returns what :func:`complete` does.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Homes:
+    """The homes that one command gives to lost shards, under their leases. :meth:`opened` makes it.
 
-    Raises:
-        ClusterConflict: the shard does not count as lost, or its copy is gone.
-        TooFarAhead: the home's clock is so far behind that it could not issue IDs above all that were issued.
+    ``held`` is the lock of the catalog that shows that the command lives.
     """
-    journal.enter_loss(home)
-    try:
-        return complete(catalog, nodes, journal)
-    except ShardidsError:
-        # Whatever has failed is found again; what has no home is lost still.
-        with suppress(ShardidsError):
-            if not journal.is_placed():
-                journal.end("aborted")
-        raise
 
+    catalog: Catalog
+    nodes: Nodes
+    held: HeldLock
+    leases: Leases
 
-def complete(catalog: Catalog, nodes: Nodes, journal: Journal) -> tuple[str, ...]:
-    """Do what is left to do of what the journal's open entry says. Idempotent.
+    @classmethod
+    @contextmanager
+    def opened(cls, catalog: Catalog, nodes: Nodes) -> Iterator[Homes]:
+        """Yield it, and release its lock afterwards."""
+        leases = Leases(catalog, FAILOVER)
+        lost = ConnectionFailed(
+            "the connection to the catalog was lost while a node was replaced",
+            hint="When the catalog answers again, repeat the command.",
+        )
+        lock = AdvisoryLock.LEASE_HOLDER
+        with HeldLock.taken(
+            catalog, lock, leases.key, taken=lost, lost=lost, name="shardids_failover"
+        ) as held:
+            yield cls(catalog=catalog, nodes=nodes, held=held, leases=leases)
 
-    Returns the schemas to which incomplete copies were renamed, each with its node.
-    """
-    move = journal.move
-    past = [
-        one
-        for one in all_moves(catalog)
-        if one.shard == move.shard and one.step != LOSS and move.source in (one.source, one.target)
-    ]
-    remains = _Remains(catalog, nodes, past)
-    # Before the rest: replication may not write to a copy while it is renamed or becomes the home.
-    remains.unsubscribe()
-    renamed = _settle(nodes, journal, past)
-    remains.unpublish()
-    renamed += remains.set_aside(move.shard)
-    journal.end("accepted")
-    return tuple(renamed)
+    def give(self, shard: int, *, lost_with: str, home: str) -> list[str]:
+        """Make ``home`` the owner of a lost shard, or complete that. Idempotent.
 
+        Returns the schemas to which incomplete copies were renamed, each with its node.
 
-def resume(catalog: Catalog, journal: Journal) -> Result:
-    """Bring an interrupted acceptance to its end, or end it if the shard has no home yet."""
-    move, began = journal.move, time.monotonic()
-    outcome: Outcome = "accepted" if journal.is_placed() else "aborted"
-    if outcome == "accepted":
-        with failover_nodes(catalog.placement(), catalog) as nodes:
-            complete(catalog, nodes, journal)
-    else:
-        journal.end(outcome)
-    return Result(
-        shard=move.shard,
-        source=move.source,
-        target=move.target,
-        outcome=outcome,
-        seconds=time.monotonic() - began,
-        stale_views=follow(catalog) if outcome == "accepted" else (),
-    )
+        Raises:
+            ClusterConflict: the shard does not count as lost, or its copy is gone.
+            ShardBusy: another command has the shard's lease.
+            TooFarAhead: the home's clock is so far behind that it could not issue IDs above all that were
+                issued.
+        """
+        with self.leases.held(
+            {name: self.nodes[name] for name in {lost_with, home}},
+            shard,
+            takes_over=True,
+            is_kept=lambda: self._is_kept(shard),
+        ):
+            with self.held.transaction() as journal:
+                moves = read_moves(journal, [shard], ended=True)
+            past = [move for move in moves if lost_with in (move.source, move.target)]
+            sources, targets = {move.source for move in past}, {move.target for move in past}
+            names = [move.session_name(self.catalog.describe().cluster) for move in past]
+            # Before the rest: replication may not write to a copy while it is renamed or becomes the home.
+            self._where_it_answers(targets, partial(_end, subscriptions.unsubscribe, names))
+            renamed = self._settle(shard, lost_with, home, past)
+            self._where_it_answers(sources, partial(_end, subscriptions.unpublish, names))
+            renamed += self._where_it_answers(targets, partial(_set_aside, shard))
+            with self.held.transaction() as journal:
+                complete_loss(journal, shard)
+        return renamed
 
+    def _where_it_answers(self, nodes: Iterable[str], work: Callable[[Side], Sequence[T]]) -> list[T]:
+        """Do something on those of the nodes that are still there and answer; return all that it returned."""
+        found = self.nodes.each(
+            lambda name, engine: work(Side(name=name, engine=engine)), self.nodes.keys() & nodes
+        )
+        for error in found.failures.values():
+            if not isinstance(error, ConnectionFailed):
+                raise error
+        return [one for name in sorted(found.results) for one in found.results[name]]
 
-def _settle(nodes: Nodes, journal: Journal, past: Iterable[Move]) -> list[str]:
-    """Activate the shard at its home, and make that the owner."""
-    move = journal.move
-    skipped = journal.skipped()
-    # A tick that the shard passes over says nothing of where it was before and after it.
-    ticks = [
-        tick
-        for tick in (one.high_water_tick or -1 for one in past)
-        if not any(one.first_tick <= tick <= one.last_tick for one in skipped)
-    ]
-    ticks += [_safe_tick(nodes, name, move.shard) for name in {move.source, move.target}]
-    with nodes[move.target].connect() as home, home.begin() as transaction:
-        home.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(_LOCK_MS)})
+    def open(self) -> list[Loss]:
+        """Return the losses whose home is not complete."""
+        with self.catalog.engine.connect() as connection:
+            return open_losses(connection)
+
+    def _is_kept(self, shard: int) -> bool:
+        """Return whether the shard's home is not complete; also if the catalog does not answer."""
         try:
-            bring(home, skipped)
-            renamed = _activate(home, move, max(ticks))
-        except StatementFailed as error:
-            if error.sqlstate in LOCK_FAILURES:
-                raise _in_use(nodes, move) from error
-            raise
-        if not journal.is_placed():
-            journal.place_lost(max(ticks))
-        transaction.commit()
-    return renamed
+            return shard in [loss.shard for loss in self.open()]
+        except ConnectionFailed:
+            return True
+
+    def _settle(self, shard: int, lost_with: str, home: str, past: Iterable[Move]) -> list[str]:
+        """Activate the shard at its home, and make that the owner."""
+        with self.held.transaction() as journal:
+            skipped = read_skipped(journal, "shardids_catalog", [shard])
+        # A tick that the shard passes over says nothing of where it was before and after it.
+        ticks = [
+            tick
+            for tick in (one.high_water_tick or -1 for one in past)
+            if not any(one.first_tick <= tick <= one.last_tick for one in skipped)
+        ]
+        ticks += [_safe_tick(self.nodes, name, shard) for name in {lost_with, home}]
+        with self.nodes[home].connect() as connection, connection.begin() as transaction:
+            connection.execute(
+                text("select set_config('lock_timeout', :ms, true), shardids.require_lease(:shard, :epoch)"),
+                {"ms": str(_LOCK_MS), "shard": shard, "epoch": self.leases.epoch},
+            )
+            try:
+                bring(connection, skipped)
+                renamed = _activate(connection, shard, home, max(ticks), may_be_empty=home == lost_with)
+            except StatementFailed as error:
+                if error.sqlstate in LOCK_FAILURES:
+                    raise _in_use(self.nodes, shard, home) from error
+                raise
+            with self.held.transaction() as journal:
+                if shard not in [loss.shard for loss in open_losses(journal)]:
+                    accept_loss(
+                        journal,
+                        shard,
+                        node=lost_with,
+                        home=home,
+                        high_water_tick=max(ticks),
+                        epoch=self.leases.epoch,
+                    )
+            transaction.commit()
+        return renamed
 
 
-def _activate(home: Connection, move: Move, tick: int) -> list[str]:
+def _activate(home: Connection, shard: int, node: str, tick: int, *, may_be_empty: bool) -> list[str]:
     """Let the home issue IDs above a tick and take writes, from the COMMIT of its transaction on."""
-    home.execute(text("select from shardids.shard where id = :shard for update"), {"shard": move.shard})
-    there = held(home, [move.shard]).get(move.shard)
+    home.execute(text("select from shardids.shard where id = :shard for update"), {"shard": shard})
+    there = held(home, [shard]).get(shard)
     renamed: list[str] = []
     if there is not None and there.is_active:
         return renamed
     if there is None or not there.is_whole:
-        if move.target != move.source:
+        if not may_be_empty:
             raise ClusterConflict(
-                f'node "{move.target}" has no whole copy of shard {move.shard} any more',
+                f'node "{node}" has no whole copy of shard {shard} any more',
                 hint="Look again with --dry-run.",
             )
         if there is not None and not there.has_schema:
-            home.execute(text("delete from shardids.shard where id = :shard"), {"shard": move.shard})
+            home.execute(text("delete from shardids.shard where id = :shard"), {"shard": shard})
         elif there is not None:
-            renamed.append(_renamed(home, move.shard, move.target))
+            renamed.append(_renamed(home, shard, node))
         # Brings Alembic, which a move can do without: a fifth of a second.
         from shardids.migrate.install.provision import make_shard  # noqa: PLC0415
 
-        make_shard(home, move.shard)
+        make_shard(home, shard)
     home.execute(
         text("select shardids.drop_barriers(:shard), shardids.activate(:shard, :tick)"),
-        {"shard": move.shard, "tick": tick},
+        {"shard": shard, "tick": tick},
     )
     return renamed
 
 
-def _in_use(nodes: Nodes, move: Move) -> ClusterConflict:
+def _in_use(nodes: Nodes, shard: int, node: str) -> ClusterConflict:
     """Return the error for a copy that others read or write, which names them."""
-    with nodes[move.target].connect() as connection:
-        tables = connection.scalar(text("select shardids.tables_of(:shard)::text[]"), {"shard": move.shard})
+    with nodes[node].connect() as connection:
+        tables = connection.scalar(text("select shardids.tables_of(:shard)::text[]"), {"shard": shard})
         who = named(holders_of_tables(connection, tables or ()))
     return ClusterConflict(
-        f'the tables of shard {move.shard} on node "{move.target}" are locked by {who}',
+        f'the tables of shard {shard} on node "{node}" are locked by {who}',
         hint="Run it again. A session that holds them for long can be ended with pg_terminate_backend(pid).",
     )
 
@@ -373,75 +404,20 @@ _SAFE_TICK = text("""
       (select c.oid::regclass from own join pg_class c on c.oid = own.id_offset))""")
 
 
-class _Remains:
-    """What past moves may have left of a shard on the nodes; those that do not answer are left out."""
+def _end(end: Callable[[Side, str], None], names: Iterable[str], side: Side) -> tuple[()]:
+    """End the replication of past moves on a node."""
+    for name in names:
+        end(side, name)
+    return ()
 
-    def __init__(self, catalog: Catalog, nodes: Nodes, past: Sequence[Move]) -> None:
-        self._cluster = catalog.describe().cluster
-        self._nodes = nodes
-        self._past = past
-        self._silent: set[str] = set()
 
-    def unsubscribe(self) -> None:
-        """Drop the moves' subscriptions."""
-        for move in self._past:
-            self._try(move.target, partial(self._end, move, subscriptions.unsubscribe))
-
-    def unpublish(self) -> None:
-        """Drop the moves' slots and publications."""
-        for move in self._past:
-            self._try(move.source, partial(self._end, move, subscriptions.unpublish))
-
-    def _end(self, move: Move, end: Callable[[Side, str], None], node: str) -> None:
-        end(Side(name=node, engine=self._nodes[node]), move.session_name(self._cluster))
-
-    def set_aside(self, shard: int) -> list[str]:
-        """Rename incomplete copies; return their names, each with its node."""
-        renamed: list[str] = []
-
-        def rename(node: str) -> None:
-            with self._nodes[node].begin() as connection:
-                there = held(connection, [shard]).get(shard)
-                if there is not None and there.arrived is not None:
-                    renamed.append(_renamed(connection, shard, node))
-
-        for name in sorted({move.target for move in self._past}):
-            self._try(name, rename)
-        return renamed
-
-    def _try(self, node: str, work: Callable[[str], None]) -> None:
-        if node in self._nodes and node not in self._silent:
-            try:
-                work(node)
-            except ConnectionFailed:
-                self._silent.add(node)
+def _set_aside(shard: int, side: Side) -> list[str]:
+    """Rename the incomplete copy of a shard, if there is one; return its name, with the node."""
+    with side.engine.begin() as connection:
+        there = held(connection, [shard]).get(shard)
+        return [] if there is None or there.arrived is None else [_renamed(connection, shard, side.name)]
 
 
 def _renamed(connection: Connection, shard: int, node: str) -> str:
     schema = connection.execute(text("select shardids.set_copy_aside(:shard)"), {"shard": shard}).scalar_one()
     return f'{schema} on node "{node}"'
-
-
-@contextmanager
-def journals(
-    catalog: Catalog, shards: Iterable[int], *, patience_s: float, takes_over: bool = True
-) -> Iterator[dict[int, Journal]]:
-    """Yield the journals of shards; wait a while for movers that have not noticed yet that a node is gone.
-
-    With ``takes_over`` moves that were interrupted become this process's.
-
-    Raises:
-        ClusterConflict: a shard is being moved still.
-    """
-    deadline = time.monotonic() + patience_s
-    with ExitStack() as kept:
-        opened = {}
-        for shard in sorted(set(shards)):
-            while shard not in opened:
-                try:
-                    opened[shard] = kept.enter_context(Journal.opened(catalog, shard, takes_over=takes_over))
-                except ClusterConflict:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.5)
-        yield opened

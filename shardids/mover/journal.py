@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Self
+from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.leases import MOVE, Lease, Leases, OnBusy, Standing, known, obtain, read_leases
+from shardids.catalog.leases import MOVE, Leases, OnBusy, Standing, known, read_leases
 from shardids.catalog.moves import (
     ARRIVALS,
     COLUMNS,
     FIRST_STEP,
     LAST_STEP,
-    LOSS,
     PLACE,
     Move,
     Outcome,
@@ -23,7 +23,7 @@ from shardids.catalog.moves import (
 )
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.regions import require_region
-from shardids.catalog.rows import Catalog, lock_placement, place_lost_shard, place_shard, read_placement
+from shardids.catalog.rows import Catalog, lock_placement, place_shard, read_placement
 from shardids.catalog.skipped import Skipped, read_skipped
 from shardids.errors import ClusterConflict, CommitUncertain, ConnectionFailed, MoveFailed
 from shardids.pg.locks import AdvisoryLock
@@ -97,10 +97,7 @@ class Journal:
             ClusterConflict: another process moves the shard.
         """
         leases = Leases(catalog, purpose)
-        taken = ClusterConflict(
-            f"shard {shard} is being moved by another process",
-            hint="To see how far it is: shardids shard move --list",
-        )
+        taken = being_moved(shard)
         lost = ConnectionFailed(
             f"the journal of shard {shard} was lost, with the connection to the catalog",
             hint="When the catalog answers again: --resume or --abort.",
@@ -109,16 +106,11 @@ class Journal:
             journal = cls(catalog, held, shard, leases)
             with held.transaction() as connection:
                 found = read_moves(connection, [shard])
-                if found and is_running(connection, found[0]):
+                if found and (
+                    is_running(connection, found[0])
+                    or (takes_over and not take_over(connection, found[0], leases.epoch))
+                ):
                     raise taken
-                if found and takes_over:
-                    changed = connection.execute(
-                        text("""update shardids_catalog.move set epoch = :epoch
-                                where id = :id and ended_at is null and epoch = :before"""),
-                        {"epoch": leases.epoch, "id": found[0].id, "before": found[0].epoch},
-                    ).rowcount
-                    if changed != 1:
-                        raise taken
             if found:
                 journal._set(found[0])
             yield journal
@@ -136,45 +128,29 @@ class Journal:
         """Hold the shard's lease on nodes until the block ends, or as long as its move is open.
 
         ``former`` names the sessions of the process that had the entry before: they are ended. A node that
-        does not answer is passed over then.
+        does not answer is passed over then: an abort leaves what is on such a target.
 
         Raises:
             ShardBusy: another command has the lease: see :func:`shardids.catalog.leases.obtain`.
         """
         with move_nodes(directory.placement, directory.login, name="shardids_lease") as engines:
 
-            def give_back() -> None:
-                for name in nodes:
-                    with suppress(ConnectionFailed):
-                        self.leases.give_back(engines[name], [self._shard])
+            def end_former(node: str) -> None:
+                if former is not None:
+                    Side(name=node, engine=engines[node]).end_sessions(former)
 
-            def take() -> Collection[Lease]:
-                others: list[Lease] = []
-                for name in nodes:
-                    try:
-                        if former is not None:
-                            Side(name=name, engine=engines[name]).end_sessions(former)
-                        keeps = () if former is None else (self._shard,)
-                        others += self.leases.take(engines[name], name, [self._shard], keeps=keeps).values()
-                    except ConnectionFailed:
-                        # An abort leaves what is on a target that does not answer.
-                        if former is None:
-                            give_back()
-                            raise
-                if others:
-                    give_back()
-                return others
-
-            obtain(
-                take,
-                on_busy,
-                lambda attempt, reason: on_event(Waiting(shard=self._shard, attempt=attempt, reason=reason)),
-            )
-            try:
+            with self.leases.held(
+                {name: engines[name] for name in nodes},
+                self._shard,
+                on_busy=on_busy,
+                on_wait=lambda attempt, reason: on_event(
+                    Waiting(shard=self._shard, attempt=attempt, reason=reason)
+                ),
+                takes_over=former is not None,
+                clear=end_former,
+                is_kept=lambda: self.is_open,
+            ):
                 yield
-            finally:
-                if self._move is None:
-                    give_back()
 
     def refuse_leased(self, directory: Directory, nodes: Collection[str]) -> None:
         """Refuse if another command has the shard's lease; takes nothing.
@@ -275,40 +251,6 @@ class Journal:
             self._change(connection, change, step=LAST_STEP, tick=high_water_tick)
         self.step = LAST_STEP
 
-    def enter_loss(self, home: str) -> Move:
-        """Record that the shard, which was lost with its node, gets a home; ends any other open move of it.
-
-        Raises:
-            ClusterConflict: the shard does not count as lost.
-        """
-        with self._held.transaction() as connection:
-            connection.execute(
-                text("""
-                    update shardids_catalog.move set ended_at = clock_timestamp(), schema = null,
-                           outcome = case when step = :last then 'moved' else 'aborted' end
-                    where shard = :shard and ended_at is null and epoch = :epoch"""),
-                {"shard": self._shard, "last": LAST_STEP, "epoch": self.leases.epoch},
-            )
-            row = connection.execute(
-                text(f"""
-                    insert into shardids_catalog.move (shard, source, target, offline, step, epoch)
-                    select shard, node, :home, false, :step, :epoch from shardids_catalog.placement
-                    where shard = :shard and state = 'lost'
-                    returning {COLUMNS}"""),  # noqa: S608 -- constant
-                {"shard": self._shard, "home": home, "step": LOSS, "epoch": self.leases.epoch},
-            ).one_or_none()
-            if row is None:
-                raise ClusterConflict(f"shard {self._shard} does not count as lost any more")
-        self._set(Move(**row._asdict()))
-        return self.move
-
-    def place_lost(self, high_water_tick: int) -> None:
-        """Make the node that :meth:`enter_loss` names the owner."""
-        move = self.move
-        with self._held.transaction() as connection:
-            place_lost_shard(connection, move.shard, lost_with=move.source, target=move.target)
-            self._change(connection, "high_water_tick = :tick", tick=high_water_tick)
-
     def is_placed(self) -> bool:
         """Return whether the placement names the target already."""
         with self._held.transaction() as connection:
@@ -359,6 +301,27 @@ class Journal:
             )
 
 
+def being_moved(shard: int) -> ClusterConflict:
+    """Return the error for a shard whose mover lives."""
+    return ClusterConflict(
+        f"shard {shard} is being moved by another process",
+        hint="To see how far it is: shardids shard move --list",
+    )
+
+
+def take_over(connection: Connection, move: Move, epoch: UUID) -> bool:
+    """Give the entry of an interrupted move to the command of an epoch; return whether no other was faster.
+
+    Processes that had it before write nothing more.
+    """
+    changed = connection.execute(
+        text("""update shardids_catalog.move set epoch = :epoch
+                where id = :id and ended_at is null and epoch = :before"""),
+        {"epoch": epoch, "id": move.id, "before": move.epoch},
+    )
+    return changed.rowcount == 1
+
+
 def is_running(connection: Connection, move: Move) -> bool:
     """Return whether the process that last worked at a move still lives."""
     row = (move.shard, move.source, move.epoch, MOVE, "", move.started_at, None)
@@ -392,7 +355,7 @@ def alone(
                 raise ClusterConflict(
                     f"shard {shard} was moved meanwhile", hint="Look where: shardids shard list"
                 )
-            nodes = kept.enter_context(Nodes({node.name: node}, catalog.url, durable=True))
+            nodes = kept.enter_context(Nodes({node.name: node}, catalog.url, connections=2, durable=True))
             if not dry_run:
                 guard(nodes[node.name], shard, journal.leases.epoch)
             yield node.name, kept.enter_context(nodes[node.name].connect())

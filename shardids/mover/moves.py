@@ -19,7 +19,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from shardids.catalog.leases import OnBusy
-from shardids.catalog.moves import LOSS, PLACE, Outcome, all_moves
+from shardids.catalog.moves import PLACE, Outcome, all_moves
 from shardids.catalog.regions import require_region
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import (
@@ -30,13 +30,14 @@ from shardids.errors import (
     ShardidsError,
 )
 from shardids.migrate.recording import record_moved
-from shardids.mover import homes, requirements
+from shardids.mover import requirements
 from shardids.mover.cutover import ReferencesOfTarget
 from shardids.mover.journal import Journal, Result
 from shardids.mover.requirements import examine_contents, rows_can_be_compared
 from shardids.mover.steps import DEFAULTS, LIVE, OFFLINE, Actions, Options
+from shardids.pg.connections import server_major
 from shardids.replication.programs import Programs, Scripts, find_programs, schema_of_source
-from shardids.replication.sides import Directory, Sides, refuse_other_copy, server_major
+from shardids.replication.sides import Directory, Sides, refuse_other_copy
 from shardids.replication.steps import ABORT, OnEvent, Report, Runner, Step, ignore
 from shardids.replication.subscriptions import Refusal
 from shardids.tables.views import follow
@@ -319,15 +320,15 @@ def resume(
         ShardLost: the shard was lost with its node.
         ClusterConflict, MoveFailed: see :func:`move`.
     """
-    with Journal.opened(catalog, shard, takes_over=True) as journal:
-        if journal.step == LOSS:
-            return homes.resume(catalog, journal)
-        with _taken_over(catalog, journal, options, on_event) as mover:
-            if journal.step == ABORT:
-                return mover.undo()
-            if not journal.is_placed():
-                mover.refuse_promoted_target()
-            return mover.run()
+    with (
+        Journal.opened(catalog, shard, takes_over=True) as journal,
+        _taken_over(catalog, journal, options, on_event) as mover,
+    ):
+        if journal.step == ABORT:
+            return mover.undo()
+        if not journal.is_placed():
+            mover.refuse_promoted_target()
+        return mover.run()
 
 
 def abort(catalog: Catalog, shard: int, *, options: Options = DEFAULTS, on_event: OnEvent = ignore) -> Result:
@@ -337,11 +338,11 @@ def abort(catalog: Catalog, shard: int, *, options: Options = DEFAULTS, on_event
         ClusterConflict: no move is open, or its mover is alive.
         ShardLost: the shard was lost with its node.
     """
-    with Journal.opened(catalog, shard, takes_over=True) as journal:
-        if journal.step == LOSS:
-            return homes.resume(catalog, journal)
-        with _taken_over(catalog, journal, options, on_event) as mover:
-            return mover.run() if journal.is_placed() else mover.undo()
+    with (
+        Journal.opened(catalog, shard, takes_over=True) as journal,
+        _taken_over(catalog, journal, options, on_event) as mover,
+    ):
+        return mover.run() if journal.is_placed() else mover.undo()
 
 
 @contextmanager
@@ -374,8 +375,6 @@ def check_open(catalog: Catalog, shard: int, *, aborts: bool = False) -> None:
         ClusterConflict, MoveRefused, ShardLost: it can't; see :func:`resume` and :func:`abort`.
     """
     with Journal.opened(catalog, shard) as journal:
-        if journal.move.step == LOSS:
-            return
         directory = _directory(catalog, shard)
         with Mover.opened(
             catalog, directory, journal, options=DEFAULTS, on_event=ignore, epoch=None

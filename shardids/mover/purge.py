@@ -1,4 +1,4 @@
-"""Lists and drops the old copies that moves have left behind."""
+"""Lists and drops the old copies that moves have left behind, and schemas that only look like shards."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _NAME = "shardids_purge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldCopy:
-    """What a move left of a shard on its source."""
+    """A copy of a shard that a move has left, or a schema that its node does not know as a shard."""
 
     shard: int
     node: str
     size_bytes: int
+    is_known: bool = True
 
 
 def old_copies(catalog: Catalog, shards: Iterable[int]) -> list[OldCopy]:
@@ -39,11 +40,15 @@ def purge(
     catalog: Catalog,
     shards: Iterable[int],
     *,
+    node: str | None = None,
     on_busy: OnBusy = OnBusy.WAIT,
     on_skip: Callable[[ShardBusy], object] = lambda _error: None,
     dry_run: bool = False,
 ) -> list[OldCopy]:
     """Drop the old copies of these shards; return what it dropped.
+
+    With ``node`` it only drops those on this node, and also schemas that have a shard's name and are no
+    shards of the node, and old copies of shards that were lost with this node.
 
     With ``dry_run`` it finds out what it would drop, and whether it may, and drops nothing. ``on_skip``
     receives the error of each shard that is left out, because another command has its lease.
@@ -54,14 +59,17 @@ def purge(
     """
     placement = catalog.placement()
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:
-        copies = _old_copies(nodes, placement, shards)
+        copies = _old_copies(nodes, placement, shards, named=node)
+        copies = [copy for copy in copies if node in (None, copy.node)]
+        _refuse_created(catalog, copies)
         _refuse_dependents(nodes, copies)
         purged = list[OldCopy]()
         for copy in copies:
             with Journal.opened(catalog, copy.shard, purpose="purge") as journal, ExitStack() as kept:
                 journal.refuse_open()
                 directory = Directory.read(catalog)
-                both = {copy.node, directory.placement.locate(copy.shard).name}
+                owner = _owner(directory.placement, copy)
+                both = {copy.node, owner or copy.node}
                 try:
                     if not dry_run:
                         kept.enter_context(journal.leased(directory, sorted(both), on_busy=on_busy))
@@ -70,26 +78,32 @@ def purge(
                 except ShardBusy as error:
                     on_skip(error)
                     continue
-                _require_owner(nodes, catalog.placement(), copy)
+                owner = _owner(catalog.placement(), copy)
+                if owner is not None:
+                    _require_active(nodes, owner, copy)
                 purged.append(copy)
-                if dry_run:
-                    continue
-                with nodes[copy.node].begin() as connection:
-                    asked = {"shard": copy.shard, "epoch": journal.leases.epoch}
-                    connection.execute(text("select shardids.require_lease(:shard, :epoch)"), asked)
-                    connection.execute(text("select shardids.drop_copy(:shard)"), {"shard": copy.shard})
+                if not dry_run:
+                    with nodes[copy.node].begin() as connection:
+                        asked = {"shard": copy.shard, "epoch": journal.leases.epoch}
+                        connection.execute(text("select shardids.require_lease(:shard, :epoch)"), asked)
+                        connection.execute(_DROP if copy.is_known else _DROP_UNKNOWN, asked)
     return purged
 
 
-def _old_copies(nodes: Nodes, placement: Placement, shards: Iterable[int]) -> list[OldCopy]:
+def _old_copies(
+    nodes: Nodes, placement: Placement, shards: Iterable[int], *, named: str | None = None
+) -> list[OldCopy]:
     wanted = sorted(set(shards))
 
     def ask(name: str, engine: Engine) -> Sequence[OldCopy]:
+        is_named = name == named
         with engine.connect() as connection:
             return [
-                OldCopy(shard=row.id, node=name, size_bytes=row.size_bytes)
-                for row in connection.execute(_OLD, {"shards": wanted})
-                if placement.node_of.get(row.id) not in (None, name)
+                OldCopy(shard=row.id, node=name, size_bytes=row.size_bytes, is_known=row.is_known)
+                for row in connection.execute(_OLD, {"shards": wanted, "named": is_named})
+                if not row.is_known
+                or placement.node_of.get(row.id) not in (None, name)
+                or (is_named and placement.lost.get(row.id) == name)
             ]
 
     found = [copy for copies in nodes.each(ask).all().values() for copy in copies]
@@ -97,9 +111,42 @@ def _old_copies(nodes: Nodes, placement: Placement, shards: Iterable[int]) -> li
 
 
 _OLD = text("""
-    select s.id, (select coalesce(sum(pg_total_relation_size(t.name)), 0)
-                  from unnest(shardids.tables_of(s.id)) t (name))::bigint as size_bytes
-    from shardids.shard s where s.state = 'moved' and s.id = any (:shards)""")
+    select w.id, s.id is not null as is_known,
+           (select coalesce(sum(pg_total_relation_size(t.name)), 0)
+            from unnest(shardids.tables_of(w.id)) t (name))::bigint as size_bytes
+    from unnest(cast(:shards as integer[])) w (id)
+    left join shardids.shard s using (id)
+    where s.state = 'moved'
+       or (:named and s.state is distinct from 'active'
+           and to_regnamespace(quote_ident(shardids.schema_of(w.id))) is not null)""")
+_DROP = text("select shardids.drop_copy(:shard)")
+_DROP_UNKNOWN = text("select shardids.drop_unknown(:shard)")
+
+
+def _owner(placement: Placement, copy: OldCopy) -> str | None:
+    """Return the owner of a copy's shard; ``None`` if the catalog has no such shard, or it was lost there.
+
+    Raises:
+        ShardLost: the shard was lost with another node: the copy may be all that is left of it.
+    """
+    if copy.shard not in placement.owners() or placement.lost.get(copy.shard) == copy.node:
+        return None
+    return placement.locate(copy.shard).name
+
+
+def _refuse_created(catalog: Catalog, copies: Sequence[OldCopy]) -> None:
+    """Refuse schemas of shards whose creation is under way, or was interrupted: they may be the shard."""
+    with catalog.engine.connect() as connection:
+        found = connection.scalar(
+            text("""
+                select min(shard) from shardids_catalog.placement
+                where state = 'creating' and shard = any (:shards)"""),
+            {"shards": [copy.shard for copy in copies]},
+        )
+    if found is not None:
+        raise ClusterConflict(
+            f"shard {found} is being created", hint=f"Finish that first: shardids shard create {found}"
+        )
 
 
 def _refuse_dependents(nodes: Nodes, copies: Sequence[OldCopy]) -> None:
@@ -121,8 +168,7 @@ def _refuse_dependents(nodes: Nodes, copies: Sequence[OldCopy]) -> None:
         )
 
 
-def _require_owner(nodes: Nodes, placement: Placement, copy: OldCopy) -> None:
-    owner = placement.locate(copy.shard).name
+def _require_active(nodes: Nodes, owner: str, copy: OldCopy) -> None:
     with nodes[owner].connect() as connection:
         state = connection.execute(
             text("select state from shardids.shard where id = :shard"), {"shard": copy.shard}

@@ -10,11 +10,11 @@ from sqlalchemy import Connection, text
 from shardids.catalog.revisions import read_node_heads
 from shardids.catalog.shards import read_shard
 from shardids.errors import MissingPrivilege, MoveRefused, ShardidsError, StatementFailed
-from shardids.pg.connections import keep_out_of_logs
+from shardids.pg.connections import keep_out_of_logs, server_major
 from shardids.pg.reader import HINT, reading_as_reader
 from shardids.pg.schemas import untrusted
 from shardids.replication.programs import Scripts
-from shardids.replication.sides import Side, Sides, server_major
+from shardids.replication.sides import Side, Sides
 from shardids.replication.subscriptions import CAPACITY, Refusal, ending_copies, play
 
 _ROOM_FACTOR = 1.5

@@ -555,3 +555,16 @@ def require_create(connection: Connection, what: str) -> None:
             f'{what}: role "{role}" lacks CREATE on database "{database}"',
             hint=f'As its owner: GRANT CREATE ON DATABASE "{database}" TO "{role}"',
         )
+
+
+def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
+    """Return psycopg's own connection below SQLAlchemy's."""
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection):
+        raise TypeError(f"psycopg is needed, not {type(driver).__name__}")
+    return driver
+
+
+def server_major(connection: Connection) -> int:
+    """Return the major version of the server, such as 18."""
+    return driver_connection(connection).info.server_version // 10000

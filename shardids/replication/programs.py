@@ -21,8 +21,9 @@ from sqlalchemy import text
 
 from shardids.errors import MoveRefused, StatementFailed
 from shardids.logs import log_program
+from shardids.pg.connections import server_major
 from shardids.pg.embedded.binaries import candidates
-from shardids.replication.sides import Sides, server_major
+from shardids.replication.sides import Sides
 
 _PROGRAMS = ("pg_dump", "pg_restore", "psql")
 _LOCK_WAIT_MS = 10_000

@@ -18,7 +18,7 @@ from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement, schema_name
 from shardids.errors import MoveFailed, MoveRefused, from_database
-from shardids.pg.connections import is_autocommit, on_connect
+from shardids.pg.connections import driver_connection, is_autocommit, on_connect
 from shardids.pg.reader import Reader, Refused, reading_as_reader
 
 _CONNECTIONS = 6
@@ -188,19 +188,6 @@ def guard(engine: Engine, shard: int, epoch: UUID) -> None:
 
 
 _REQUIRE: Final = "select shardids.require_lease(%s, %s::uuid)"
-
-
-def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
-    """Return psycopg's own connection below SQLAlchemy's."""
-    driver = connection.connection.driver_connection
-    if not isinstance(driver, psycopg.Connection):
-        raise TypeError(f"psycopg is needed, not {type(driver).__name__}")
-    return driver
-
-
-def server_major(connection: Connection) -> int:
-    """Return the major version of the server, such as 18."""
-    return driver_connection(connection).info.server_version // 10000
 
 
 _COPY = text("""

@@ -13,10 +13,10 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
 from shardids.errors import MoveFailed, StatementFailed
-from shardids.pg.connections import keep_out_of_logs
+from shardids.pg.connections import keep_out_of_logs, server_major
 from shardids.pg.schemas import require_no_slot, require_own_replication
 from shardids.replication.programs import Scripts, find_programs
-from shardids.replication.sides import Side, Sides, server_major
+from shardids.replication.sides import Side, Sides
 from shardids.replication.steps import Event
 
 

@@ -75,18 +75,41 @@ create table shardids_catalog.move (
   high_water_tick bigint,
   started_at timestamptz not null default now(),
   ended_at   timestamptz,
-  outcome    text        check (outcome in ('moved', 'aborted', 'accepted')),
+  outcome    text        check (outcome in ('moved', 'aborted')),
   check ((ended_at is null) = (outcome is null)),
-  check (target <> source or step = 'accept loss')
+  check (target <> source)
 );
 
 create unique index on shardids_catalog.move (shard) where ended_at is null;
 
-comment on table shardids_catalog.move is 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
+comment on table shardids_catalog.move is 'Moves of shards between nodes';
 comment on column shardids_catalog.move.step is 'The last step that was begun';
 comment on column shardids_catalog.move.epoch is 'Of the leases of the command that works at the move, or last did';
 comment on column shardids_catalog.move.high_water_tick is 'The tick above which the target issues IDs, once it is the owner';
 comment on column shardids_catalog.move.schema is 'What pg_dump gave for the shard when the target''s tables were made; null when the move is over';
+
+-- Written in the transaction that places the shard on its home, before that is activated. A loss without completed_at is under
+-- way or was interrupted: it keeps the shard's lease, and node replace completes it.
+create table shardids_catalog.loss (
+  -- In one order with the moves.
+  id              bigint      primary key default nextval('shardids_catalog.move_id_seq'),
+  shard           integer     not null,
+  node            text        not null,
+  home            text        not null,
+  high_water_tick bigint      not null,
+  epoch           uuid        not null,
+  accepted_at     timestamptz not null default clock_timestamp(),
+  completed_at    timestamptz
+);
+
+create unique index on shardids_catalog.loss (shard) where completed_at is null;
+
+comment on table shardids_catalog.loss is 'Shards that were lost with a node and whose loss was accepted, with the homes that they were given';
+comment on column shardids_catalog.loss.node is 'The node that the shard was lost with';
+comment on column shardids_catalog.loss.home is 'The node that has it since: its newest copy was there, or it was created there again, empty';
+comment on column shardids_catalog.loss.high_water_tick is 'The tick above which the home issues IDs';
+comment on column shardids_catalog.loss.epoch is 'Of the leases of the command that accepted the loss';
+comment on column shardids_catalog.loss.completed_at is 'When the home was activated and old replication removed; null: not yet';
 
 create table shardids_catalog.skipped (
   shard      integer     not null,

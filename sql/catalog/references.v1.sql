@@ -59,9 +59,12 @@ begin
 end
 $$;
 
-comment on function shardids_catalog.refuse_while_references_change() is 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
+comment on function shardids_catalog.refuse_while_references_change() is 'Refuses moves, acceptances of losses and adoptions while a row of a reference table is being deleted, or their writer moved';
 
 create trigger refuse_while_references_change before insert on shardids_catalog.move
+for each statement execute function shardids_catalog.refuse_while_references_change();
+
+create trigger refuse_while_references_change before insert on shardids_catalog.loss
 for each statement execute function shardids_catalog.refuse_while_references_change();
 
 create trigger refuse_while_references_change before insert on shardids_catalog.adoption

@@ -37,6 +37,13 @@ select c.id as cluster,
                  'is_running', exists (select from held h where h.lock = 1936220520
                                         and h.key = ('x' || left(m.epoch::text, 8))::bit(32)::bigint)) order by m.shard), '[]')
         from shardids_catalog.move m where m.ended_at is null) as moves,
+       (select coalesce(json_agg(json_build_object(
+                 'shard', l.shard,
+                 'node', l.node,
+                 'home', l.home,
+                 'is_running', exists (select from held h where h.lock = 1936220520
+                                        and h.key = ('x' || left(l.epoch::text, 8))::bit(32)::bigint)) order by l.shard), '[]')
+        from shardids_catalog.loss l where l.completed_at is null) as losses,
        (select case when exists (select from held h where h.lock = 1936220523) then 'running'
                     when a.is_paused then 'paused' else 'waiting' end
         from shardids_catalog.adoption a where a.ended_at is null) as adoption,

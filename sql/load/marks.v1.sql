@@ -5,17 +5,28 @@
 -- Privileges: CREATE on the shard's schema.
 
 do $do$
+<<marks>>
 declare
   schema constant text := pg_catalog.current_setting('shardids.schema');
   -- An application's session: other schemas may be on its path.
   path constant text := pg_catalog.current_setting('search_path');
   owner name;
   maker name;
+  mover text;
 begin
   perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   select pg_get_userbyid(n.nspowner) into owner from pg_namespace n where n.nspname = 'shardids';
   select pg_get_userbyid(c.relowner) into maker from pg_class c where c.oid = to_regclass(format('%I.shardids_load', schema));
   if maker is null then
+    -- A move would find another table on its source than it has copied, and would be undone.
+    if has_table_privilege('shardids.lease', 'select') and has_table_privilege('shardids.shard', 'select') then
+      select format('shard %s is being changed: %s by %s', l.shard, l.purpose, l.holder) into mover
+      from shardids.shard s join shardids.lease l on l.shard = s.id and l.purpose = 'move' where s.schema = marks.schema;
+      if found then
+        raise exception using errcode = 'SI008', message = mover,
+          hint = 'Load again when the move has ended: shardids shard move --list. Rows that were loaded stay.';
+      end if;
+    end if;
     execute format(
       'create table %I.shardids_load ('
       'load text primary key, '

@@ -370,6 +370,32 @@ $$;
 
 comment on function shardids.drop_copy(integer) is 'Drops a shard that was moved away or fenced, with all that is in it';
 
+-- A schema that was copied here without its row, or made by hand. With the row it would be a shard.
+create function shardids.drop_unknown(shard integer) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  schema constant name := shardids.schema_of(shard);
+  node constant text := (select n.name from shardids.node n);
+  dependents text;
+begin
+  lock table shardids.shard in share row exclusive mode;
+  if exists (select from shardids.shard s where s.id = drop_unknown.shard) then
+    raise exception using
+      errcode = 'SI007', hint = 'An old copy is dropped by: shardids shard purge.',
+      message = format('shard %s is a shard of node "%s"', shard, node);
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with schema %I on node "%s"', dependents, schema, node),
+      hint = 'Drop it, or let it depend on something outside of the schema.';
+  end if;
+  execute format('drop schema if exists %I cascade', schema);
+end
+$$;
+
+comment on function shardids.drop_unknown(integer) is 'Drops a schema that has a shard''s name and is no shard of this node';
+
 -- An incomplete copy may have the only rows that are left of a shard: it is renamed, and dropped by hand.
 create function shardids.set_copy_aside(shard integer) returns name
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -399,7 +425,7 @@ comment on function shardids.set_copy_aside(integer) is 'Renames the schema of a
 
 revoke execute on function
   shardids.set_copy_aside(integer), shardids.pass_barrier(), shardids.pass_barrier(integer, regclass), shardids.add_barrier(integer, regclass, boolean), shardids.without_barrier(integer, boolean), shardids.barrier_holders(integer, boolean),
-  shardids.add_barriers(integer),  shardids.drop_barriers(integer), shardids.release(integer), shardids.tables_of(integer), shardids.enter_moved(integer), shardids.take_rows(integer), shardids.drop_copy(integer),
+  shardids.add_barriers(integer),  shardids.drop_barriers(integer), shardids.release(integer), shardids.tables_of(integer), shardids.enter_moved(integer), shardids.take_rows(integer), shardids.drop_copy(integer), shardids.drop_unknown(integer),
   shardids.publish(integer, name), shardids.subscribe(integer, name, text, integer), shardids.unsubscribe(name), shardids.try_subscribing(text), shardids.create_subscription(name, text, text),
   shardids.sequences_of(integer), shardids.database(), shardids.lock_tables(integer), shardids.analyze(integer)
   from public;

@@ -9,9 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from shardids import Cluster, mover
-from shardids.errors import BadArgument, ClusterConflict, ShardLost
+from shardids.errors import BadArgument, ClusterConflict, ShardBusy, ShardLost
 from shardids.mover import failover, homes
 from shardids.pg.embedded import temporary_servers
 from shardids.tables import views
@@ -21,6 +22,7 @@ from tests.support.killed_moves import finish, killed_move
 from tests.support.moves import TwoNodes, schema, two_nodes
 from tests.support.replicas import deafen
 from tests.support.standbys import standby_of
+from tests.support.waiting import wait_for
 
 SHARDS = 26
 """Node b has 13 of them; with the one that moves there, 14."""
@@ -75,9 +77,17 @@ def accepted(nodes: TwoNodes, standby: Any, *shards: int) -> failover.Replacemen
     return failover.replace_node(nodes.catalog, "b", standby.url(), accept_loss=shards)
 
 
-def outcomes(nodes: TwoNodes, shard: int) -> list[tuple[str, str, str | None]]:
-    moves = [move for move in mover.all_moves(nodes.catalog) if move.shard == shard]
-    return [(move.source, move.target, move.outcome) for move in moves]
+def losses(nodes: TwoNodes, shard: int) -> list[tuple[str, str, bool]]:
+    """The homes that a shard was given: lost with, home, whether it is completed."""
+    with nodes.catalog.engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "select node, home, completed_at is not null from shardids_catalog.loss"
+                " where shard = :shard order by id"
+            ),
+            {"shard": shard},
+        )
+        return [tuple(row) for row in rows]
 
 
 def test_one_shard_that_the_standby_lacks_does_not_hold_up_the_others(nodes: TwoNodes) -> None:
@@ -119,14 +129,16 @@ def test_one_shard_that_the_standby_lacks_does_not_hold_up_the_others(nodes: Two
             with pytest.raises(ShardLost):
                 nodes.catalog.node_of(0)
             a_reader_is_named(nodes, standby)
+            another_that_gives_it_a_home_is_named(nodes, standby)
             code, said, told = replace("--accept-loss", "0", "--yes")
             assert (code, told) == (0, "")
             assert 'Shard 0 is on node "a": it is not there; node "a" has it as it was' in said
             assert titles(nodes, 0) == ["sea", "new"]
             assert take(nodes, "a", 0, "above all that node b has issued") > last
-            assert outcomes(nodes, 0)[::2] == [("a", "b", "moved"), ("b", "a", "accepted")]
+            assert losses(nodes, 0) == [("b", "a", True)]
             assert replace("--accept-loss", "0", "--yes")[0] == 0
-            assert outcomes(nodes, 0)[3:] == []
+            assert losses(nodes, 0) == [("b", "a", True)]
+            assert [move.outcome for move in mover.all_moves(nodes.catalog)] == ["moved"]
             with nodes.connected("a") as home:
                 counted = home.execute(
                     "select count(distinct shardids_shard) from shardids_nodes.photos"
@@ -143,7 +155,19 @@ def a_reader_is_named(nodes: TwoNodes, standby: Any) -> None:
         reader.execute(f"begin; select count(*) from {schema(0)}.photos")
         with pytest.raises(ClusterConflict, match=f"are locked by process {reader.info.backend_pid} of role"):
             accepted(nodes, standby, 0)
-    assert outcomes(nodes, 0)[1:] == [("b", "a", "aborted")]
+    assert losses(nodes, 0) == []
+
+
+def another_that_gives_it_a_home_is_named(nodes: TwoNodes, standby: Any) -> None:
+    """Two at once: one has the shard's lease."""
+    with (
+        homes.failover_nodes(nodes.catalog.placement(), nodes.catalog) as engines,
+        homes.Homes.opened(nodes.catalog, engines) as other,
+        other.leases.held({"a": engines["a"]}, 0),
+        pytest.raises(ShardBusy, match=r'being changed by another command \[node "a"\]: failover by'),
+    ):
+        accepted(nodes, standby, 0)
+    assert losses(nodes, 0) == []
 
 
 def nobody_is_sent_to_it(nodes: TwoNodes) -> None:
@@ -202,7 +226,7 @@ def test_a_shard_of_which_no_copy_is_left_is_made_anew(nodes: TwoNodes) -> None:
             done = accepted(nodes, standby, 0)
             assert (done.shards, nodes.catalog.node_of(0).name) == (14, "b")
             assert there.execute("select shard_0000.next_id()").fetchone()[0] > last
-            assert outcomes(nodes, 0) == [("a", "b", "moved"), ("b", "b", "accepted")]
+            assert losses(nodes, 0) == [("b", "b", True)]
 
 
 def test_an_incomplete_copy_is_kept_and_a_restored_shard_found(nodes: TwoNodes) -> None:
@@ -254,7 +278,7 @@ DYING = """
 import os
 from shardids.catalog.rows import Catalog
 from shardids.mover import failover, homes
-from shardids.mover.journal import Journal
+from shardids.mover.homes import subscriptions
 def die(*_, **__):
     print("dying", flush=True)
     os.kill(os.getpid(), 9)
@@ -263,22 +287,27 @@ def then_die(work):
         work(*arguments, **options)
         die()
     return done
+def committed(record):
+    def done(connection, *arguments, **options):
+        record(connection, *arguments, **options)
+        connection.commit()
+        die()
+    return done
 {patch}
 failover.replace_node(Catalog({url!r}), "b", {standby!r}, accept_loss=[{shard}])
 """
 KILLS = (
     "failover.point_node = die",
-    "failover._accept = die",
-    "Journal.enter_loss = then_die(Journal.enter_loss)",
+    "homes.Homes.give = die",
+    "subscriptions.unsubscribe = then_die(subscriptions.unsubscribe)",
     "homes._activate = then_die(homes._activate)",
-    "Journal.place_lost = then_die(Journal.place_lost)",
-    "homes._Remains.unpublish = die",
-    "Journal.end = die",
+    "homes.accept_loss = committed(homes.accept_loss)",
+    "subscriptions.unpublish = die",
+    "homes.complete_loss = die",
 )
 
 
-@pytest.mark.parametrize("how", ["again", "resume"])
-def test_killed_anywhere_it_is_completed_when_it_is_run_again(nodes: TwoNodes, how: str) -> None:
+def test_killed_anywhere_it_is_completed_when_it_is_run_again(nodes: TwoNodes) -> None:
     """A shard for each place to be killed at: each has one home at the end, with the rows that are left."""
     nursery = Nursery()
     shards = range(len(KILLS))
@@ -294,17 +323,34 @@ def test_killed_anywhere_it_is_completed_when_it_is_run_again(nodes: TwoNodes, h
                 )
                 assert nursery.line() == "dying", patch
                 at_most_one_home(nodes, shard)
-                if how == "resume" and mover.open_moves(nodes.catalog, [shard]):
-                    finish(nodes, shard, mover.resume)
+                if losses(nodes, shard):
+                    an_unfinished_home_keeps_its_lease(nodes, shard)
                 done = accepted(nodes, standby, shard)
                 assert shard not in [lost.shard for lost in done.lost], patch
                 assert nodes.catalog.node_of(shard).name == "a"
                 assert titles(nodes, shard) == ["sea", "new"], patch
                 assert take(nodes, "a", shard, "above") > last[shard]
+                assert losses(nodes, shard) == [("b", "a", True)]
                 assert mover.open_moves(nodes.catalog) == []
             assert there.execute("select count(*) from shardids.shard where id < 13").fetchone() == (0,)
             assert nodes.leftovers() == []
     nursery.close()
+
+
+def an_unfinished_home_keeps_its_lease(nodes: TwoNodes, shard: int) -> None:
+    """No other command changes the shard; doctor names it, and the command that completes it."""
+    assert losses(nodes, shard) == [("b", "a", False)]
+    with pytest.raises(ShardBusy, match=f"shard {shard}, which was lost, is kept by a command"):
+        mover.move(nodes.catalog, shard, "b")
+    wait_for(lambda: unfinished(nodes), "the session of the killed process ends")
+    (found,) = unfinished(nodes)
+    assert found.shards == (shard,)
+    assert "node replace b --url" in found.commands[0].text
+
+
+def unfinished(nodes: TwoNodes) -> list[doctor.Finding]:
+    found = doctor.examine(nodes.catalog, ["shard-lost"]).findings
+    return [one for one in found if "was interrupted" in one.what]
 
 
 def at_most_one_home(nodes: TwoNodes, shard: int) -> None:

@@ -200,6 +200,10 @@ def operate(story: Story) -> None:
     story.execute(home, "select shardids.fence(0)")
     story.both("shard activate 0")
     story.both("shard activate 9", code=2)
+    other = "b" if home == "a" else "a"
+    story.execute("a", f"update shardids_catalog.placement set node = '{other}' where shard = 0")
+    story.both(f"shard place 0 --node {home}")
+    story.both(f"shard place 0 --node {other}", code=1)
     story.both("shard reset-clock 0", code=2)
     story.both("transactions --resolve")
     story.both("restore-point noon")

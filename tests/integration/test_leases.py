@@ -15,14 +15,15 @@ import psycopg
 import pytest
 
 from shardids import mover
+from shardids.adopt.inplace.functions import replace_function
 from shardids.catalog.leases import Lease, Leases, OnBusy, Standing, lock_key, read_leases
 from shardids.catalog.nodes import Nodes
-from shardids.errors import LeaseLost, ShardBusy
+from shardids.errors import BadArgument, LeaseLost, ShardBusy
 from shardids.mover.steps import DEFAULTS, Options
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.locks import AdvisoryLock
 from shardids.pg.urls import parse_url
-from tests.support.clusters import Nursery
+from tests.support.clusters import Nursery, command_here
 from tests.support.killed_moves import finish, killed_move
 from tests.support.migrations import App
 from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
@@ -223,6 +224,32 @@ def test_a_purge_meets_a_lease(nodes: TwoNodes) -> None:
                 )
                 assert "migration by ann@desk" in met[0].message
     assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["a"]
+
+
+def test_a_function_that_is_replaced_meets_a_lease(nodes: TwoNodes) -> None:
+    """It activates the shard that issues its IDs."""
+    shard = nodes.new_shard()
+    with held(nodes, shard, "move"):
+        for dry_run in (True, False):
+            with pytest.raises(ShardBusy, match="move by ann@desk"):
+                replace_function(nodes.catalog, "pg_catalog.now", shard, dry_run=dry_run)
+    with pytest.raises(BadArgument, match="there is no function"):
+        replace_function(nodes.catalog, "public.nonesuch", shard)
+    assert of(nodes, shard) == []
+
+
+def test_a_first_load_waits_for_a_move(nodes: TwoNodes, tmp_path: Path) -> None:
+    """Its table in the shard would be one that the move has not copied."""
+    shard = nodes.new_shard("create table {s}.photo (id bigint primary key default {s}.next_id(), name text)")
+    (tmp_path / "rows.csv").write_text("name\nann\n")
+    words = ("load", "--table", "photo", "--shard", str(shard), str(tmp_path / "rows.csv"))
+    with stopped_at(nodes, shard, "indexes") as end:
+        refused = command_here(*words, SHARDIDS_CATALOG=nodes.catalog_url)
+        assert refused.returncode == 1
+        assert f"shard {shard} is being changed: move by" in refused.stderr
+        end()
+    done = command_here(*words, SHARDIDS_CATALOG=nodes.catalog_url)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_lease_of_a_command_that_is_gone_is_taken_over(nodes: TwoNodes, app: App) -> None:

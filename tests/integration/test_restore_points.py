@@ -138,7 +138,7 @@ def test_a_role_without_the_right_is_told_which(servers: dict[str, EmbeddedServe
     with connect(url) as admin:
         admin.execute("create role plain login password 'plain'")
         admin.execute("select shardids_catalog.grant_usage('plain')")
-        admin.execute("grant select on shardids_catalog.move to plain")
+        admin.execute("grant select on shardids_catalog.move, shardids_catalog.loss to plain")
     with (
         catalog_at(parse_url(url).set(username="plain", password="plain")) as catalog,
         pytest.raises(MissingPrivilege, match='role "plain" may not create restore points') as refused,

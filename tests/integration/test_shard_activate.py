@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from shardids import mover
-from shardids.errors import ClusterConflict, MoveRefused, ShardFenced
+from shardids.errors import ClusterConflict, MoveRefused, ShardFenced, ShardLost, UnknownShard
 from shardids.pg.embedded import temporary_servers
 from tests.support.clusters import command_here
 from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
@@ -73,10 +73,45 @@ def test_a_catalog_without_its_last_move_activates_no_second_copy(nodes: TwoNode
         assert "select shardids." not in refused.value.hint
         done = command_here(*printed.group().split()[1:], SHARDIDS_CATALOG=nodes.catalog_url)
         assert (done.returncode, done.stdout) == (1, "")
-        assert f'shard {shard} is active on node "b", although the catalog places it on "a"' in done.stderr
+        assert f'shard {shard} is active on node "b": node "a" must not have it active' in done.stderr
         assert not draws(nodes, "a", shard)
-        catalog.execute("update shardids_catalog.placement set node = 'b' where shard = %s", [shard])
+    with pytest.raises(ClusterConflict, match=f'shard {shard} is active on node "b": node "a" must not'):
+        mover.place(nodes.catalog, shard, "a")
+    words = ("shard", "place", str(shard), "--node", "b", "--json")
+    for more in (["--dry-run"], []):
+        done = command_here(*words, *more, SHARDIDS_CATALOG=nodes.catalog_url)
+        assert json.loads(done.stdout) == [{"shard": shard, "before": "a", "node": "b"}], done.stderr
     assert_one_owner(nodes, shard)
+    assert mover.place(nodes.catalog, shard, "b").before == "b"
+
+
+def test_a_shard_is_placed_only_where_it_is_active_and_all_nodes_say_so(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "a", f"select shardids.fence({shard})")
+    with pytest.raises(ClusterConflict, match=f'shard {shard} is not active on node "a"'):
+        mover.place(nodes.catalog, shard, "a")
+    with pytest.raises(UnknownShard, match=f'node "b" does not have shard {shard}'):
+        mover.place(nodes.catalog, shard, "b")
+    mover.activate(nodes.catalog, shard)
+    nodes.servers["b"].stop()
+    try:
+        with pytest.raises(ClusterConflict, match='node "b" may have it active, and was not examined'):
+            mover.place(nodes.catalog, shard, "a")
+    finally:
+        nodes.servers["b"].start(attached=True)
+    assert_one_owner(nodes, shard)
+
+
+def test_an_active_shard_loses_write_barriers(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "a", f"select shardids.add_barriers({shard})")
+    mover.activate(nodes.catalog, shard)
+    with nodes.connected("a") as connection:
+        left = connection.execute(
+            "select count(*) from pg_trigger where tgname = 'shardids_barrier' and tgrelid = any (%s)",
+            [connection.execute("select shardids.tables_of(%s)::oid[]", [shard]).fetchone()[0]],
+        ).fetchone()
+    assert left == (0,)
 
 
 def test_a_newer_copy_elsewhere_is_not_passed_over(nodes: TwoNodes) -> None:
@@ -162,3 +197,48 @@ def test_errors_of_a_fenced_shard_name_the_command(nodes: TwoNodes) -> None:
             connection.execute(f"select {schema(shard)}.next_id()")
     assert refused.value.sqlstate == ShardFenced.sqlstate
     assert refused.value.diag.message_hint == f"To let it issue again: shardids shard activate {shard}"
+
+
+def purge(nodes: TwoNodes, shard: int, *words: str) -> subprocess.CompletedProcess[str]:
+    return command_here("shard", "purge", str(shard), *words, SHARDIDS_CATALOG=nodes.catalog_url)
+
+
+def test_a_schema_that_is_no_shard_of_its_node_is_dropped_when_the_node_is_named(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    for number in (shard, 99):
+        at(nodes, "b", f"create schema {schema(number)}; create table {schema(number)}.t (n integer)")
+        assert purge(nodes, number if number == shard else 0).stderr == "No old copy is left\n"
+        assert purge(nodes, number, "--node", "b").returncode == 2
+        done = purge(nodes, number, "--node", "b", "--yes", "--json")
+        (dropped,) = json.loads(done.stdout)
+        assert (dropped["shard"], dropped["node"], dropped["is_known"]) == (number, "b", False)
+        with nodes.connected("b") as connection:
+            there = connection.execute("select to_regnamespace(%s)::text", [schema(number)]).fetchone()
+        assert there == (None,)
+    assert_one_owner(nodes, shard)
+
+
+def test_a_schema_stays_that_may_be_the_shard(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "b", f"create schema {schema(shard)}; create table {schema(shard)}.t (n integer)")
+    place = "update shardids_catalog.placement set state = '{}' where shard = {}"
+    with psycopg.connect(nodes.catalog_url, autocommit=True) as catalog:
+        for state, error, said in (
+            ("creating", ClusterConflict, f"shard {shard} is being created"),
+            ("lost", ShardLost, f"shard {shard} was lost"),
+        ):
+            catalog.execute(place.format(state, shard).encode())
+            with pytest.raises(error, match=said):
+                mover.purge(nodes.catalog, [shard], node="b")
+        catalog.execute(place.format("active", shard).encode())
+    at(nodes, "a", f"select shardids.fence({shard})")
+    with pytest.raises(ClusterConflict, match='on its owner, node "a", the shard is fenced'):
+        mover.purge(nodes.catalog, [shard], node="b")
+    mover.activate(nodes.catalog, shard)
+    at(nodes, "b", f"create view public.of_it as select * from {schema(shard)}.t")
+    with pytest.raises(ClusterConflict, match=r"view public\.of_it on node"):
+        mover.purge(nodes.catalog, [shard], node="b")
+    at(nodes, "b", "drop view public.of_it")
+    assert mover.purge(nodes.catalog, [shard], node="a") == []
+    assert [copy.node for copy in mover.purge(nodes.catalog, [shard], node="b")] == ["b"]
+    assert_one_owner(nodes, shard)

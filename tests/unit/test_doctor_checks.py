@@ -36,7 +36,7 @@ from shardids.watch.facts.cluster import (
     Strangers,
     Stray,
 )
-from shardids.watch.facts.examining import moves_meanwhile
+from shardids.watch.facts.examining import meanwhile
 from shardids.watch.facts.reading import OpenMove
 from shardids.watch.facts.rows import ShardingKey, keys_of
 
@@ -271,7 +271,7 @@ def test_moves_that_begin_and_end_while_the_doctor_asks() -> None:
     before = [move(1, is_running=True), move(2, is_running=False), move(3, is_running=True)]
     after = [move(3, is_running=False), move(4, is_running=True)]
     # What has ended was not broken off; what is there at the end is as it is then.
-    assert moves_meanwhile(before, after) == [
+    assert meanwhile(before, after) == [
         move(1, is_running=True),
         move(2, is_running=True),
         move(3, is_running=False),

@@ -12,8 +12,8 @@ from shardids.adopt.run.numbers import sequences_are_fit, sequences_that_stay
 from shardids.adopt.run.requirements import FULL_NEEDS_ALL, refuse
 from shardids.adopt.run.sides import Sides, Taker
 from shardids.errors import AdoptionRefused, ShardidsError
+from shardids.pg.connections import server_major
 from shardids.pg.definitions import Column, Definition, read_definitions
-from shardids.replication.sides import server_major
 from shardids.replication.subscriptions import Refusal, unable_to_publish, unable_to_subscribe
 
 _INTEGERS = ("smallint", "integer")

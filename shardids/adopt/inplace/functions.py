@@ -202,7 +202,7 @@ def replace_function(
             from the shard. The message gives every reason; nothing was changed.
         AdoptionFailed: transactions that have drawn from it do not end; nothing was changed.
     """
-    with opened_shard(catalog, shard) as its:
+    with opened_shard(catalog, shard, purpose="change of a function", dry_run=dry_run) as its:
         with its.connection.begin():
             found = find_function(its, function)
             columns = columns_of(its, found)

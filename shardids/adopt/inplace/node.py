@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionFailed, ClusterConflict, StatementFailed
 from shardids.ids.layout import Layout
+from shardids.mover.journal import alone
 from shardids.pg.locks import holders_of_tables, named
 from shardids.replication.barrier import until_locked
 from shardids.replication.steps import OnEvent, Waiting
@@ -52,30 +53,37 @@ class Shard:
 
 
 @contextmanager
-def opened_shard(catalog: Catalog, shard: int) -> Iterator[Shard]:
+def opened_shard(
+    catalog: Catalog, shard: int, *, purpose: str | None = None, dry_run: bool = False
+) -> Iterator[Shard]:
     """Yield a shard, which is active, and a connection to the node that it lives on.
+
+    With ``purpose``, which names the work to commands that meet it, under the shard's lease.
 
     Raises:
         UnknownShard: no node owns it, or its owner does not have it.
-        ClusterConflict: it does not issue IDs.
+        ClusterConflict: it does not issue IDs; or, with ``purpose``, a move or an adoption is not over.
+        ShardBusy: another command has the shard's lease.
     """
-    node = catalog.node_of(shard)
-    with (
-        Nodes({node.name: node}, catalog.url, connections=2) as nodes,
-        nodes[node.name].connect() as connection,
-    ):
+    with ExitStack() as kept:
+        if purpose is not None:
+            node, connection = kept.enter_context(alone(catalog, shard, purpose, dry_run=dry_run))
+        else:
+            there = catalog.node_of(shard)
+            nodes = kept.enter_context(Nodes({there.name: there}, catalog.url))
+            node, connection = there.name, kept.enter_context(nodes[there.name].connect())
         row = connection.execute(
             text("select schema, state from shardids.shard where id = :shard"), {"shard": shard}
         ).one_or_none()
         connection.rollback()
         if row is None or row.state != "active":
             raise ClusterConflict(
-                f'shard {shard} is not active on node "{node.name}"', hint=f"shardids shard list {shard}"
+                f'shard {shard} is not active on node "{node}"', hint=f"shardids shard list {shard}"
             )
         yield Shard(
             connection=connection,
             number=shard,
-            node=node.name,
+            node=node,
             schema=row.schema,
             layout=catalog.describe().layout,
         )

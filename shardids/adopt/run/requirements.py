@@ -19,12 +19,11 @@ from shardids.adopt.run.sides import ROUTE, Relay, Sides, Taker
 from shardids.catalog.moves import open_moves
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionRefused, ShardidsError
-from shardids.pg.connections import keep_out_of_logs
+from shardids.pg.connections import keep_out_of_logs, server_major
 from shardids.pg.definitions import KEY_TYPES, Column, Definition, has_rows, read_definitions
 from shardids.pg.queries import AS_IS, quoted
 from shardids.pg.reader import HINT, SOURCE_HINT
 from shardids.pg.schemas import untrusted
-from shardids.replication.sides import server_major
 from shardids.replication.subscriptions import Refusal, ending_copies, unable_to_publish, unable_to_subscribe
 
 _WIDER = {

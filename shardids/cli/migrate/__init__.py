@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shardids.migrate.drops import Dropped
     from shardids.migrate.environment import Direction, Environment, Recorded
     from shardids.migrate.migration import Migration, PreparedRun
-    from shardids.migrate.player import Limits
     from shardids.migrate.runner import RunSettings
     from shardids.migrate.status import Standing
 
@@ -37,6 +36,8 @@ ShardsOption = Annotated[str | None, typer.Option(help="Only these: numbers and 
 NodesOption = Annotated[str | None, typer.Option(help="Only shards on these nodes: a,b.")]
 FOLDER = Path("migrations")
 _RETRIES = 5
+_OF_RUNS = ("jobs", "retries", "continue_on_error", "on_busy")
+"""Options of a run that do not apply to its SQL."""
 CanaryOption = Annotated[
     int, typer.Option(min=0, help="Migrate N shards first, one at a time; if one fails, begin no others.")
 ]
@@ -228,26 +229,12 @@ def up(
     on_busy: OnBusyOption = "wait",
 ) -> None:
     """Bring shards to the newest revision, or to REV. A shard that is already there costs nothing."""
+    settings = _settings(jobs, retries, continue_on_error, lock_timeout, statement_timeout, on_busy)
     if as_script:
-        _write_scripts(
-            run,
-            "up",
-            target,
-            folder,
-            to,
-            (shards, nodes),
-            _limits(lock_timeout, statement_timeout),
-            jobs=jobs != 1,
-            show_sql=show_sql,
-            retries=retries != _RETRIES,
-            canary=canary != 1,
-            contract=contract,
-            continue_on_error=continue_on_error,
-            on_busy=on_busy != "wait",
-        )
+        others = {"canary": canary != 1, "show_sql": show_sql, "contract": contract}
+        _write_scripts(run, "up", target, folder, to, (shards, nodes), settings, others)
         return
     refuse("without --sql", out=to)
-    settings = _settings(jobs, retries, continue_on_error, lock_timeout, statement_timeout, on_busy)
     with migration_of(run, folder) as migration:
         numbers = chosen(migration, shards, nodes)
         prepared = migration.prepare(
@@ -285,25 +272,12 @@ def down(
     on_busy: OnBusyOption = "wait",
 ) -> None:
     """Undo revisions down to REV; by default one, counted from the newest that any shard is at."""
+    settings = _settings(jobs, retries, continue_on_error, lock_timeout, statement_timeout, on_busy)
     if as_script:
-        _write_scripts(
-            run,
-            "down",
-            target,
-            folder,
-            to,
-            (shards, nodes),
-            _limits(lock_timeout, statement_timeout),
-            jobs=jobs != 1,
-            show_sql=show_sql,
-            retries=retries != _RETRIES,
-            canary=canary != 1,
-            continue_on_error=continue_on_error,
-            on_busy=on_busy != "wait",
-        )
+        others = {"canary": canary != 1, "show_sql": show_sql}
+        _write_scripts(run, "down", target, folder, to, (shards, nodes), settings, others)
         return
     refuse("without --sql", out=to)
-    settings = _settings(jobs, retries, continue_on_error, lock_timeout, statement_timeout, on_busy)
     with migration_of(run, folder) as migration:
         numbers = chosen(migration, shards, nodes)
         prepared = migration.prepare(
@@ -341,23 +315,18 @@ def _settings(
     jobs: int, retries: int, continue_on_error: bool, lock_timeout: str, statement_timeout: str, on_busy: str
 ) -> RunSettings:
     from shardids.catalog.leases import OnBusy
+    from shardids.migrate.player import Limits
     from shardids.migrate.runner import RunSettings
 
     return RunSettings(
         jobs=jobs,
         retries=retries,
         continue_on_error=continue_on_error,
-        limits=_limits(lock_timeout, statement_timeout),
+        limits=Limits(
+            lock_timeout_ms=parse_duration_ms(lock_timeout),
+            statement_timeout_ms=parse_duration_ms(statement_timeout),
+        ),
         on_busy=OnBusy(on_busy),
-    )
-
-
-def _limits(lock_timeout: str, statement_timeout: str) -> Limits:
-    from shardids.migrate.player import Limits
-
-    return Limits(
-        lock_timeout_ms=parse_duration_ms(lock_timeout),
-        statement_timeout_ms=parse_duration_ms(statement_timeout),
     )
 
 
@@ -618,16 +587,20 @@ def _write_scripts(
     folder: Path,
     to: Path | None,
     only: tuple[str | None, str | None],
-    limits: Limits,
-    **others: bool,
+    settings: RunSettings,
+    others: Mapping[str, bool],
 ) -> None:
-    """Print or write the SQL of a range; ``others`` are options that do not apply to that."""
+    """Print or write the SQL of a range; ``others`` are more options that do not apply to that."""
+    from shardids.migrate.runner import RunSettings
     from shardids.migrate.script import write_scripts
 
-    refuse("to --sql", **others, dry_run=run.dry, allow_drop=run.yes, json=run.as_json)
+    applies = RunSettings(limits=settings.limits)
+    unfit = {name: getattr(settings, name) != getattr(applies, name) for name in _OF_RUNS}
+    refuse("to --sql", **unfit, **others, dry_run=run.dry, allow_drop=run.yes, json=run.as_json)
     with migration_of(run, folder) as migration:
         start, target = _between(migration.environment, between)
-        scripts = write_scripts(migration, direction, start, target, chosen(migration, *only), limits=limits)
+        numbers = chosen(migration, *only)
+        scripts = write_scripts(migration, direction, start, target, numbers, limits=settings.limits)
     if to is None and len(scripts.of_node) > 1:
         raise BadArgument(
             f"the shards are on {len(scripts.of_node)} nodes, each of which needs its own file",

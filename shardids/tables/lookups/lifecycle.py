@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, Date, Engine, LargeBinary, Text, 
 from sqlalchemy.types import TypeEngine
 
 from shardids.catalog.lookups import claims_name, delete_lookup, write_lookup
-from shardids.catalog.moves import read_moves
+from shardids.catalog.losses import unsettled
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Placement, RegisteredLookup
@@ -396,8 +396,8 @@ def _no_moves(catalog: Catalog) -> Iterator[None]:
     """Keep moves from beginning while tables are made or dropped, and refuse where one is under way."""
     with catalog.engine.connect() as connection, connection.begin():
         prepare(connection)
-        connection.execute(text("lock table shardids_catalog.move in share mode"))
-        open_ = sorted(move.shard for move in read_moves(connection))
+        connection.execute(text("lock table shardids_catalog.move, shardids_catalog.loss in share mode"))
+        open_ = unsettled(connection)
         if open_:
             raise ClusterConflict(
                 f"shard {open_[0]} is being moved", hint="When that has ended: shardids shard move --list"

@@ -19,16 +19,16 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, CursorResult, text
 
-from shardids.catalog.moves import read_moves
+from shardids.catalog.losses import unsettled
 from shardids.catalog.references import PUBLICATION, References, references_of, slot_of
 from shardids.catalog.rows import Catalog, lock_placement, unknown_node
 from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
-from shardids.pg.connections import keep_out_of_logs, on_connect
+from shardids.pg.connections import driver_connection, keep_out_of_logs, on_connect
 from shardids.pg.locks import AdvisoryLock
 from shardids.pg.statement_log import logged_copy
 from shardids.replication.barrier import HeldLock
-from shardids.replication.sides import Side, driver_connection, move_nodes
+from shardids.replication.sides import Side, move_nodes
 from shardids.replication.subscriptions import drop_slot, flush, unsubscribe
 
 LOCK_TIMEOUT: Final = "10s"
@@ -147,8 +147,9 @@ def require_nothing_moves(connection: Connection, what: str) -> None:
         ClusterConflict: one is; ``what`` its message begins with.
     """
     lock_placement(connection)
-    connection.execute(text("lock table shardids_catalog.move, shardids_catalog.adoption in share mode"))
-    busy = [f"shard {move.shard} is being moved" for move in read_moves(connection)]
+    tables = "shardids_catalog.move, shardids_catalog.loss, shardids_catalog.adoption"
+    connection.execute(text(f"lock table {tables} in share mode"))
+    busy = [f"shard {shard} is being moved" for shard in unsettled(connection)]
     if connection.scalar(
         text("select exists (select from shardids_catalog.adoption where ended_at is null)")
     ):

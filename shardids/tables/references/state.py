@@ -16,9 +16,10 @@ from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.client.references import followers_behind
 from shardids.errors import ClusterConflict, ConnectionFailed, MissingPrivilege, ReferencesBehind
+from shardids.pg.connections import server_major
 from shardids.pg.reader import Refused, reading_as_reader
 from shardids.pg.schemas import untrusted
-from shardids.replication.sides import Side, server_major
+from shardids.replication.sides import Side
 from shardids.replication.subscriptions import CAPACITY
 from shardids.tables.references.following import LOCK_TIMEOUT, Work, definitions, run
 

@@ -14,9 +14,10 @@ from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.models.columns import REFERENCE, is_reference
+from shardids.pg.connections import server_major
 from shardids.pg.schemas import require_own_replication
 from shardids.replication.programs import find_programs
-from shardids.replication.sides import Side, server_major
+from shardids.replication.sides import Side
 from shardids.replication.subscriptions import has_publication, play
 from shardids.tables.references.following import Work, attach, begun, definitions, detach, in_order, run
 from shardids.tables.references.state import (

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.moves import read_moves
+from shardids.catalog.losses import unsettled
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.prepared import all_of, read_prepared
 from shardids.catalog.rows import Catalog
@@ -111,7 +111,7 @@ def create_restore_point(
 def _version_at_rest(catalog: Catalog) -> int:
     """Return the placement's version; refuse while a shard is being moved."""
     with catalog.engine.connect() as connection:
-        moving = sorted(move.shard for move in read_moves(connection))
+        moving = unsettled(connection)
         version = connection.scalar(text("select version from shardids_catalog.cluster"))
     if moving:
         raise ClusterConflict(

@@ -231,13 +231,17 @@ def try_servers(database: Connection, trials: Iterable[tuple[str, sql.Composable
     ``trials`` are the servers' names, each with a query that reads from it.
 
     Raises:
-        ConnectionFailed: a server does not answer within the session's ``statement_timeout``.
+        ConnectionFailed: a server does not answer within the session's ``statement_timeout``; or the session
+            has ended.
         StatementFailed: a server cannot be read.
     """
     for server, query in trials:
         try:
             run(database, [query])
         except (ConnectionFailed, MissingPrivilege, StatementFailed) as error:
+            if database.invalidated:
+                # This session itself has ended: that says nothing of the server.
+                raise
             if isinstance(error, StatementFailed) and error.sqlstate == _QUERY_CANCELED:
                 raise ConnectionFailed(
                     f"{where} gets no answer from {server}: {error.message}",

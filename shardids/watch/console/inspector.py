@@ -13,7 +13,7 @@ import numpy as np
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from shardids.catalog.moves import read_moves
+from shardids.catalog.losses import read_arrivals
 from shardids.errors import BadArgument, ConnectionFailed, ShardidsError
 from shardids.ids.layout import DecodedId, Layout
 from shardids.ids.text import parse_id, to_decimal, to_text
@@ -165,9 +165,9 @@ def _past(databases: Databases, shards: set[int]) -> Past:
     def ask(connection: Connection) -> Past:
         below = connection.scalar(text("select old_ids_below from shardids_catalog.cluster"))
         moves: dict[int, list[tuple[int, str]]] = {}
-        for move in read_moves(connection, sorted(shards), ended=True):
-            if move.high_water_tick is not None:
-                moves.setdefault(move.shard, []).append((move.high_water_tick, move.source))
+        for one in read_arrivals(connection):
+            if one.shard in shards:
+                moves.setdefault(one.shard, []).append((one.high_water_tick, one.source))
         return Past(old_ids_below=below, moves=moves)
 
     try:

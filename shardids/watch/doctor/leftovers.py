@@ -93,7 +93,7 @@ def leftover_subscription(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("writes-rejected", Severity.ERROR, remedy="Drop the write barrier: `shardids.drop_barriers(shard)`.")
+@check("writes-rejected", Severity.ERROR, remedy="Drop the write barrier: `shardids shard activate`.")
 def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
     """A table of an active shard has a move's write barrier: it refuses writes, or (a warning) slows them."""
     for name, node in facts.nodes.items():
@@ -116,8 +116,8 @@ def writes_rejected(facts: ClusterFacts) -> Iterator[Found]:
                 shards = tuple(sorted(set(barriers)))
                 yield Found(
                     what=f'{len(barriers)} tables in {named_shards(shards)} of node "{name}" {does}',
-                    to_do="Drop the write barriers",
-                    commands=on_node(name, *(f"select shardids.drop_barriers({shard});" for shard in shards)),
+                    to_do="Activate it: that drops the barriers once it is found to be active nowhere else",
+                    commands=in_shell(f"shardids shard activate {shown_shards(shards)}"),
                     nodes=(name,),
                     shards=shards,
                     severity=severity,
@@ -141,6 +141,17 @@ def shard_lost(facts: ClusterFacts) -> Iterator[Found]:
             nodes=(node,),
             shards=shards,
         )
+    for loss in facts.losses:
+        if not loss.is_running:
+            url = shown_url(parse_url(facts.nodes[loss.node].node.url))
+            yield Found(
+                what=f'shard {loss.shard}: lost with node "{loss.node}" and placed on node "{loss.home}";'
+                " the command was interrupted before it was completed there",
+                to_do="Complete it",
+                commands=in_shell(f"shardids node replace {loss.node} --url {shlex.quote(url)}"),
+                nodes=(loss.home,),
+                shards=(loss.shard,),
+            )
 
 
 def _strays(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Stray]]:
@@ -150,7 +161,11 @@ def _strays(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Stray]]:
                 yield name, stray
 
 
-@check("schema-orphaned", Severity.WARNING, remedy="Drop it, if nobody needs its tables.")
+@check(
+    "schema-orphaned",
+    Severity.WARNING,
+    remedy="Drop it, if nobody needs its tables: `shardids shard purge --node`.",
+)
 def schema_orphaned(facts: ClusterFacts) -> Iterator[Found]:
     """A schema with the name of a shard that its node does not know, and without a generator."""
     for name, schema in _strays(facts, "schema"):
@@ -161,7 +176,7 @@ def schema_orphaned(facts: ClusterFacts) -> Iterator[Found]:
             what=f'schema {schema.name} of node "{name}" has {schema.detail} tables and no generator, and is'
             " not a shard of the node",
             to_do="See whose tables these are; if nobody needs them, drop it",
-            commands=on_node(name, f"drop schema {quoted(schema.name)} cascade;"),
+            commands=in_shell(f"shardids shard purge {schema.shard} --node {shlex.quote(name)}"),
             nodes=(name,),
             shards=() if schema.shard is None else (schema.shard,),
             thing=schema.name,

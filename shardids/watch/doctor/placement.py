@@ -18,7 +18,6 @@ from shardids.watch.doctor.findings import (
     check,
     grouped,
     in_shell,
-    on_catalog,
     on_node,
     step,
 )
@@ -216,7 +215,7 @@ def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("shard-misplaced", Severity.ERROR, remedy="Correct the placement.")
+@check("shard-misplaced", Severity.ERROR, remedy="Correct the catalog: `shardids shard place`.")
 def shard_misplaced(facts: ClusterFacts) -> Iterator[Found]:
     """A shard is active on another node than the catalog says, or the catalog does not know it."""
     active = _active_on(facts)
@@ -228,11 +227,8 @@ def shard_misplaced(facts: ClusterFacts) -> Iterator[Found]:
     for (node, names), shards in grouped(elsewhere).items():
         yield Found(
             what=f'{named_shards(shards)}: active on {named_nodes(names)}; the catalog says node "{node}"',
-            to_do=f'If node "{names[0]}" has the newest rows, place it there',
-            commands=on_catalog(
-                f"update shardids_catalog.placement set node = '{names[0]}'"
-                f" where shard in ({','.join(map(str, shards))});"
-            ),
+            to_do="Correct the catalog: the command examines all nodes first",
+            commands=in_shell(f"shardids shard place {shown_shards(shards)} --node {shlex.quote(names[0])}"),
             nodes=(node, *names),
             shards=shards,
         )
@@ -309,7 +305,9 @@ def copy_not_activated(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-@check("shard-unregistered", Severity.WARNING, remedy="Activate it, or drop the schema.")
+@check(
+    "shard-unregistered", Severity.WARNING, remedy="Activate it, or drop it: `shardids shard purge --node`."
+)
 def shard_unregistered(facts: ClusterFacts) -> Iterator[Found]:
     """A schema with a generator that its node does not know as a shard; an error where it is placed there."""
     for name, node in facts.nodes.items():
@@ -319,10 +317,10 @@ def shard_unregistered(facts: ClusterFacts) -> Iterator[Found]:
                 yield Found(
                     what=f'schema {local.schema} of node "{name}" has a generator, but no row in'
                     " shardids.shard: it was copied here without it",
-                    to_do="If it shall issue IDs here, activate it; if it is not needed, drop the schema",
+                    to_do="If it shall issue IDs here, activate it; if it is not needed, purge it",
                     commands=in_shell(f"shardids shard activate {local.shard}")
                     if placed and placed.node == name
-                    else on_node(name, f"drop schema {quoted(local.schema)} cascade;"),
+                    else in_shell(f"shardids shard purge {local.shard} --node {shlex.quote(name)}"),
                     nodes=(name,),
                     shards=(local.shard,),
                     thing=local.schema,

@@ -19,7 +19,7 @@ from shardids.pg.clock import ClockSample
 from shardids.pg.schemas import Stranger
 from shardids.tables.lookups.claiming import Compared
 from shardids.tables.views.refresh import State
-from shardids.watch.facts.reading import OpenMove
+from shardids.watch.facts.reading import OpenLoss, OpenMove
 from shardids.watch.facts.references import ReferenceFacts
 
 
@@ -379,6 +379,7 @@ class ClusterFacts:
     catalog_revisions: tuple[str, ...]
     placed: Mapping[int, Placed]
     moves: Sequence[OpenMove]
+    losses: Sequence[OpenLoss] = ()
     nodes: Mapping[str, NodeFacts]
     query_node: State | None = None
     lookups: Sequence[Compared] = ()
@@ -393,8 +394,8 @@ class ClusterFacts:
 
     @property
     def moving(self) -> frozenset[int]:
-        """Returns the shards with an open move: the catalog and the nodes need not agree on them."""
-        return frozenset(move.shard for move in self.moves)
+        """Returns the shards on their way to a node: the catalog and the nodes need not agree on them."""
+        return frozenset(move.shard for move in self.moves) | {loss.shard for loss in self.losses}
 
     def owns(self, node: str, shard: int) -> bool:
         """Return whether the catalog places the shard on the node."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, text
 
@@ -50,7 +50,7 @@ from shardids.watch.facts.cluster import (
     Strangers,
     Stray,
 )
-from shardids.watch.facts.reading import CatalogState, OpenMove, read_catalog
+from shardids.watch.facts.reading import CatalogState, OpenLoss, OpenMove, read_catalog
 from shardids.watch.facts.references import ask_references
 from shardids.watch.facts.rows import (
     KINDS,
@@ -64,6 +64,8 @@ from shardids.watch.facts.rows import (
     read_serials,
     sample_ids,
 )
+
+T = TypeVar("T", OpenMove, OpenLoss)
 
 _NAME: Final = "shardids doctor"
 _CONNECT_TIMEOUT_S: Final = 5
@@ -159,7 +161,8 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[CatalogState, CatalogSt
             for (node, state), shards in before.placed.items()
             for shard in shards
         },
-        moves=moves_meanwhile(before.moves, after.moves),
+        moves=meanwhile(before.moves, after.moves),
+        losses=meanwhile(before.losses, after.losses),
         query_node=query_node.result(),
         nodes=answers,
         lookups=lookups,
@@ -334,11 +337,11 @@ def _read_revisions(
     return {local.shard: there for local, there in zip(having, found, strict=True) if there is not None}
 
 
-def moves_meanwhile(before: Sequence[OpenMove], after: Sequence[OpenMove]) -> list[OpenMove]:
-    """Return the moves that were open at some time between two readings; one that ended was running."""
-    later = {move.shard: move for move in after}
-    ended = [replace(move, is_running=True) for move in before if move.shard not in later]
-    return [*ended, *after]
+def meanwhile(before: Sequence[T], after: Sequence[T]) -> list[T]:
+    """Return those that were open at some time between two readings; one that ended was running."""
+    later = {one.shard for one in after}
+    ended: list[T] = [replace(one, is_running=True) for one in before if one.shard not in later]
+    return ended + list(after)
 
 
 _STATEMENT = re.compile(

@@ -116,6 +116,16 @@ class OpenMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoss:
+    """A shard that was lost with ``node`` and placed on ``home``, which is not activated yet."""
+
+    shard: int
+    node: str
+    home: str
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogState:
     """What the catalog says: the row of ``facts/catalog.v1.sql``.
 
@@ -138,6 +148,7 @@ class CatalogState:
     nodes: Mapping[str, str]
     placed: Mapping[tuple[str, str], frozenset[int]]
     moves: Sequence[OpenMove]
+    losses: Sequence[OpenLoss] = ()
     adoption: str | None
     node_regions: Mapping[str, str]
     regions: Mapping[str, frozenset[int]]
@@ -157,6 +168,7 @@ class CatalogState:
             nodes=row["nodes"],
             placed={(node, state): frozenset(shards) for node, state, shards in row["placements"]},
             moves=[OpenMove(**move) for move in row["moves"]],
+            losses=[OpenLoss(**loss) for loss in row["losses"]],
             adoption=row["adoption"],
             node_regions=row["node_regions"],
             regions={name: frozenset(range(first, last + 1)) for name, first, last in row["regions"]},

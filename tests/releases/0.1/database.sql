@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72786810765312
+    START WITH 72868415143936
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72842645340161
+    START WITH 72924249718785
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2095,6 +2095,43 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.drop_staging(adoption text) IS 'Drops the tables of stage that an adoption has made, and their schemas if nothing else is in them';
+
+
+--
+-- Name: drop_unknown(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_unknown(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  schema constant name := shardids.schema_of(shard);
+  node constant text := (select n.name from shardids.node n);
+  dependents text;
+begin
+  lock table shardids.shard in share row exclusive mode;
+  if exists (select from shardids.shard s where s.id = drop_unknown.shard) then
+    raise exception using
+      errcode = 'SI007', hint = 'An old copy is dropped by: shardids shard purge.',
+      message = format('shard %s is a shard of node "%s"', shard, node);
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with schema %I on node "%s"', dependents, schema, node),
+      hint = 'Drop it, or let it depend on something outside of the schema.';
+  end if;
+  execute format('drop schema if exists %I cascade', schema);
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_unknown(shard integer) IS 'Drops a schema that has a shard''s name and is no shard of this node';
 
 
 --
@@ -4857,7 +4894,7 @@ $$;
 -- Name: FUNCTION refuse_while_references_change(); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
+COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves, acceptances of losses and adoptions while a row of a reference table is being deleted, or their writer moved';
 
 
 --
@@ -5457,8 +5494,8 @@ CREATE TABLE shardids_catalog.move (
     ended_at timestamp with time zone,
     outcome text,
     CONSTRAINT move_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
-    CONSTRAINT move_check1 CHECK (((target <> source) OR (step = 'accept loss'::text))),
-    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text, 'accepted'::text])))
+    CONSTRAINT move_check1 CHECK ((target <> source)),
+    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
 );
 
 
@@ -5466,7 +5503,7 @@ CREATE TABLE shardids_catalog.move (
 -- Name: TABLE move; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
+COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
 
 
 --
@@ -5509,6 +5546,64 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
     NO MAXVALUE
     CACHE 1
 );
+
+
+--
+-- Name: loss; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.loss (
+    id bigint DEFAULT nextval('shardids_catalog.move_id_seq'::regclass) NOT NULL,
+    shard integer NOT NULL,
+    node text NOT NULL,
+    home text NOT NULL,
+    high_water_tick bigint NOT NULL,
+    epoch uuid NOT NULL,
+    accepted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    completed_at timestamp with time zone
+);
+
+
+--
+-- Name: TABLE loss; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.loss IS 'Shards that were lost with a node and whose loss was accepted, with the homes that they were given';
+
+
+--
+-- Name: COLUMN loss.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.node IS 'The node that the shard was lost with';
+
+
+--
+-- Name: COLUMN loss.home; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.home IS 'The node that has it since: its newest copy was there, or it was created there again, empty';
+
+
+--
+-- Name: COLUMN loss.high_water_tick; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.high_water_tick IS 'The tick above which the home issues IDs';
+
+
+--
+-- Name: COLUMN loss.epoch; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.epoch IS 'Of the leases of the command that accepted the loss';
+
+
+--
+-- Name: COLUMN loss.completed_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.completed_at IS 'When the home was activated and old replication removed; null: not yet';
 
 
 --
@@ -5890,9 +5985,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (384978288331718658);
-INSERT INTO shard_0000.kept VALUES (384978288398827524);
-INSERT INTO shard_0000.kept VALUES (384978288398827525);
+INSERT INTO shard_0000.kept VALUES (385010101557133314);
+INSERT INTO shard_0000.kept VALUES (385010101557133315);
+INSERT INTO shard_0000.kept VALUES (385010101557133316);
 
 
 --
@@ -5926,8 +6021,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '757', '2026-11-28 08:06:16.348966+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '758', '2026-11-28 08:06:16.411362+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713163227739517244/5/16748', 1, 3892732957210705920, '757', '2026-11-28 10:12:41.16157+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713163227739517244/5/16748', 1, 3892732957210705920, '758', '2026-11-28 10:12:41.258618+00', NULL);
 
 
 --
@@ -5953,11 +6048,17 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 08:06:15.598802+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 10:12:40.279215+00');
 
 
 --
 -- Data for Name: lookup; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: loss; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -5972,7 +6073,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 08:06:16.445387+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 10:12:41.314183+00', NULL);
 
 
 --
@@ -6054,14 +6155,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3125766514018278073, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3892733049004267273, true);
 
 
 --
@@ -6075,7 +6176,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3125766514018277966, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3892733049004267155, true);
 
 
 --
@@ -6110,7 +6211,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91785976329, true);
+SELECT pg_catalog.setval('shardids.step_1', 91793561129, true);
 
 
 --
@@ -6145,7 +6246,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91785976398, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91793561235, true);
 
 
 --
@@ -6264,6 +6365,14 @@ ALTER TABLE ONLY shardids_catalog.lookup
 
 ALTER TABLE ONLY shardids_catalog.lookup
     ADD CONSTRAINT lookup_pkey PRIMARY KEY (table_name, column_name);
+
+
+--
+-- Name: loss loss_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.loss
+    ADD CONSTRAINT loss_pkey PRIMARY KEY (id);
 
 
 --
@@ -6394,6 +6503,13 @@ CREATE UNIQUE INDEX adoption_under_way ON shardids_catalog.adoption USING btree 
 
 
 --
+-- Name: loss_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX loss_shard_idx ON shardids_catalog.loss USING btree (shard) WHERE (completed_at IS NULL);
+
+
+--
 -- Name: move_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -6454,6 +6570,13 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.regi
 --
 
 CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
+
+
+--
+-- Name: loss refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.loss FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
 
 
 --
@@ -6791,6 +6914,13 @@ REVOKE ALL ON FUNCTION shardids.drop_route(part regclass, route name, adoption t
 --
 
 REVOKE ALL ON FUNCTION shardids.drop_staging(adoption text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_unknown(shard integer) FROM PUBLIC;
 
 
 --

@@ -101,7 +101,7 @@ function moving(move) {
 
 /** @param {any[]} moves */
 function pastTable(moves) {
-  const kind = /** @type {Record<string, string>} */ ({ moved: "good", aborted: "warn", accepted: "warn" });
+  const kind = /** @type {Record<string, string>} */ ({ moved: "good", aborted: "warn" });
   return table("Moves that are over", PAST, moves.map((move) => cells(PAST, [h("a", { href: `#map/${move.shard}` }, move.shard), move.from, move.to, minute(move.started),
       typeof move.done === "number" ? span(move.done - move.started) : UNKNOWN,
       h("span", { class: `chip ${kind[move.state] ?? ""}` }, move.state)])), "snug");
