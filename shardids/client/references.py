@@ -52,9 +52,9 @@ class ReferenceSession(Session):
 
 
 def followers_behind(writer: Engine, followers: Mapping[str, str], within_s: float) -> str:
-    """Wait until nodes have what the writer has committed; ``followers`` are their names, by their slots.
+    """Wait until nodes have received the writer's commits; ``followers`` are their names, by their slots.
 
-    Returns the names of those that have not in time, for a message.
+    Returns the names of those that have not received them in time, for a message.
     """
     with writer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         return _behind(connection, followers, str(connection.scalar(MARK)), within_s)
@@ -114,10 +114,11 @@ class ReferenceWriter:
         return {"await_followers": partial(self._await_followers, writer, within_s) if wait else None}
 
     def _await_followers(self, writer: Node, within_s: float) -> None:
-        """Wait until nodes have what was committed on a node that was the writer then.
+        """Wait until nodes have received the commits of a node that was the writer at that time.
 
-        Another node becomes the writer once it has all of that, and the catalog names it once all follow it
-        and have what it has: then there is nothing to wait for, and nobody confirms it here any more.
+        Another node becomes the writer once it has received all of them, and the catalog names it once all
+        nodes follow it and are as far as it is: then nothing is left to wait for, and no follower of the
+        old writer confirms anything.
         """
         deadline = time.monotonic() + within_s
         nodes: Mapping[str, Node] = self._followed.current.nodes

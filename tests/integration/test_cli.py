@@ -231,7 +231,7 @@ def test_ids_are_drawn(run: Run, home: str) -> None:
     assert int(one) > drawn[-1]
     for count in ("0", "-1", "4194305", "5000000000", "9" * 30):
         refused(run("id", "next", "--shard", "6", "-n", count, "--catalog", home), 2, count)
-    refused(run("id", "next", "--shard", "8", "--catalog", home), 2, "no shard 8", "0 to 7")
+    refused(run("id", "next", "--shard", "8", "--catalog", home), 2, "shard 8 does not exist", "0 to 7")
 
 
 # Clusters.

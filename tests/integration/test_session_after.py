@@ -279,7 +279,7 @@ def test_what_is_no_id_is_refused_before_anything_is_asked(cluster: Cluster, que
         with pytest.raises(BadArgument):
             cluster.at(shard=HERE, after=bad).run(by_flush)
     stranger = cluster.layout.encode(ms=cluster.decode(question).ms, shard=77, sequence=0)
-    with pytest.raises(BadArgument, match="there is no shard 77 in this cluster"):
+    with pytest.raises(BadArgument, match="shard 77 does not exist in this cluster"):
         cluster.session(shard=HERE, after=stranger)
 
 

@@ -1,4 +1,4 @@
-"""Reads rows of whatever kind as tuples: mappings, tuples, polars' frames, and what speaks Arrow."""
+"""Readers that turn rows of any kind into tuples: mappings, tuples, polars frames, Arrow objects."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _of_mappings(rows: Iterator[Any], names: Sequence[str]) -> Iterator[list[Row
             )
             raise BadArgument(
                 f"row {at} does not have the columns of the first one: {', '.join(map(str, names))}",
-                hint="All rows of a COPY have the same columns. Give None where there is no value.",
+                hint="Give all rows the same columns, with None for a missing value.",
             )
         number += len(chunk)
         yield tuples

@@ -1,8 +1,8 @@
-"""Which statements shards answer from their own rows: every table and subquery is bound to one shard's rows.
+"""The check that shards can answer a statement from their own rows: each table is bound to one shard's rows.
 
-The check walks the statement as it is sent, with all that SQLAlchemy added to it. Where the rows are all in
-one shard, PostgreSQL computes anything of them. Over several shards each row is computed by itself, from a
-list of elements; what is not on the list is refused by name, and is for the query node.
+The check walks the statement as it is sent, with all that SQLAlchemy added to it. If the rows are all in
+one shard, PostgreSQL may compute anything over them. Over several shards each row is computed by itself, from
+a list of elements; the check refuses other elements by name, and the query node executes the statement.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from shardids.models.columns import is_reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trait:
-    """What is known of a column.
+    """The known properties of a column.
 
     Attributes:
-        tells: how its value tells the shard of its row.
+        tells: how its value determines the shard of its row.
         base: the table's column that it is.
         required: whether it is never NULL.
     """
@@ -74,7 +74,7 @@ class Source:
     everywhere: bool = False
 
     def trait(self, column: Any) -> Trait:
-        """Return what is known of one of its columns."""
+        """Return the known properties of one of its columns."""
         if self.traits is None:
             (base,) = column.base_columns
             if not isinstance(base, Column):
@@ -124,7 +124,7 @@ class Scope:
         return [source]
 
     def trait(self, column: Any) -> tuple[Source, Trait] | None:
-        """Return where a column comes from and what is known of it; ``None`` if it is an expression."""
+        """Return the source of a column and its known properties; ``None`` if it is an expression."""
         column = plain(column)
         if not isinstance(column, ColumnClause):
             return None
@@ -238,16 +238,16 @@ def _refers(one: Trait, other: Trait) -> bool:
 def _not_together(source: Source) -> CannotCombine:
     if source.located:
         return CannotCombine(
-            f"{source.name} is joined over several shards by something else than what tells the shard",
-            hint="Join it along a foreign key to an ID or by sharding keys, or execute one select() a table.",
+            f"{source.name} is joined over several shards by columns that do not determine the shard",
+            hint="Join it along a foreign key to an ID or by sharding keys, or execute a select() per table.",
         )
     return unlocated(source)
 
 
 def unlocated(table: Any) -> CannotCombine:
-    """Return the error for a table, or a source, of which nothing says where its rows live."""
+    """Return the error for a table, or a source, whose rows could be in any shard."""
     return CannotCombine(
-        f"nothing says in which shard the rows of {getattr(table, 'name', 'a subquery')} live",
+        f"cannot determine the shard of the rows of {getattr(table, 'name', 'a subquery')}",
         hint="Join it along a foreign key from a table that has an ID or a sharding key, or name the shard:"
         ' bind_arguments={"shard_id": number}.',
     )
@@ -268,12 +268,12 @@ _COMPUTING: Final = frozenset(("over", "funcfilter", "withingroup", "aggregate_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Around:
-    """Where an expression stands.
+    """The place of an expression in its statement.
 
     Attributes:
-        scope: whose columns it may use.
+        scope: the sources whose columns it may use.
         computes: whether all rows of its SELECT are in one shard, so that it may compute over them.
-        filters: whether it is a condition that discards rows, for which NULL is as good as false.
+        filters: whether it is a condition that discards rows, and treats NULL as false.
     """
 
     scope: Scope | None
@@ -288,7 +288,7 @@ class Check:
         statement: as the application, or SQLAlchemy, made it.
         dialect: of the server.
         by_table: whether two tables may have rows of the same ID in different shards.
-        kind_of: what a function computes; ``None`` if all rows are in one shard.
+        kind_of: returns the kind of a function; ``None`` if all rows are in one shard.
 
     Attributes:
         top: the sources of a SELECT that was checked.
@@ -539,7 +539,7 @@ class Check:
 
 
 def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top: bool) -> None:
-    """Refuse what is computed over more rows than those of one shard."""
+    """Refuse clauses that compute over the rows of several shards."""
     if not top and (clauses.limit is not None or clauses.offset is not None):
         _refuse_subquery(scope)
     distinct = clauses.distinct_on or (columns if clauses.distinct else ())
@@ -557,7 +557,7 @@ def reads_references(statement: Any, dialect: Dialect) -> bool:
 
 
 def _tables(source: Any) -> Iterator[Any]:
-    """Yield the tables in an item of FROM, and what may be none; SELECTs in it are parts of their own."""
+    """Yield the tables in an item of FROM, and items that may be none; its SELECTs are separate parts."""
     kind = getattr(source, "__visit_name__", None)
     if kind == "join":
         yield from _tables(source.left)
