@@ -1,4 +1,4 @@
-"""Serves HTTP for the console and the metrics: addresses, names of hosts, connections."""
+"""HTTP for the console and the metrics: addresses, names of hosts, connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Address:
         host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
         if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
             raise BadArgument(
-                f"{text!r} is no address to listen at", hint="It looks like this: 127.0.0.1:9187"
+                f"{text!r} is not an address to listen on", hint="Give HOST:PORT, such as 127.0.0.1:9187."
             )
         return cls(host=host, port=int(port))
 

@@ -540,8 +540,8 @@ def test_a_file_that_can_t_be_written_is_named_and_stays(pair: Pair, tmp_path: P
     there = tmp_path / ("s" * 250)  # as long as a name may be: the other one has no room
     there.write_text("as it was")
     for path, code, words in (
-        (full, 2, f"{full} is no file to be replaced"),
-        (tmp_path, 2, f"{tmp_path} is no file to be replaced"),
+        (full, 2, f"{full} is not a regular file"),
+        (tmp_path, 2, f"{tmp_path} is not a regular file"),
         (tmp_path / "none" / "x.prom", 1, f"can't write {tmp_path}/none/x.prom: No such file or directory"),
         (there, 1, f"can't write {there}: File name too long"),
     ):
@@ -566,8 +566,8 @@ def test_a_scrape_may_ask_for_some_metrics_alone(pair: Pair) -> None:
     ("options", "words"),
     [
         (["--textfile", "x.prom"], "--textfile is for --once"),
-        (["--listen", "9187"], "'9187' is no address to listen at"),
-        (["--listen", "127.0.0.1:70000"], "'127.0.0.1:70000' is no address"),
+        (["--listen", "9187"], "'9187' is not an address to listen on"),
+        (["--listen", "127.0.0.1:70000"], "'127.0.0.1:70000' is not an address"),
         (["--once", "--top", "201"], "201 shards of a node can't have series"),
         (["--once", "--timeout", "0"], "a reading can't take up to 0 s"),
     ],

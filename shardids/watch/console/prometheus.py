@@ -27,13 +27,13 @@ _SHARDS: Final = 'max by (shard) (shardids_shard_ticks_drawn_per_second{{shard=~
 
 
 class Prometheus:
-    """Asks a Prometheus that scrapes ``shardids metrics`` of this cluster.
+    """A client of a Prometheus that scrapes ``shardids metrics`` of this cluster.
 
     Args:
         url: its address, such as ``http://prometheus:9090``; user and password in it are not shown.
 
     Raises:
-        BadArgument: it is no such address.
+        BadArgument: the URL is not an address of this form.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks of who may do what, and of where unqualified names lead."""
+"""Checks of privileges and owners, and of the objects that unqualified names find."""
 
 from __future__ import annotations
 
@@ -350,8 +350,8 @@ def _strangers(
                 whose.append(f"the schema of {named_shards(shards)}")
             yield Found(
                 what=f'{" and ".join(whose)} {where}: owned by role "{role}", which can drop and'
-                f' replace what is in it; the engine is owned by "{strangers.owner}"',
-                to_do="See what the role has changed there, and give the schema back",
+                f' replace its objects; the engine is owned by "{strangers.owner}"',
+                to_do="Check the schema for changes by the role, and give it back",
                 commands=commands(
                     *(f"alter schema {quoted(one)} owner to {quoted(strangers.owner)};" for one in schemas)
                 ),

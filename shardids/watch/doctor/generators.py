@@ -52,7 +52,7 @@ def layout_differs(facts: ClusterFacts) -> Iterator[Found]:
                 )
 
 
-@check("engine-revision", Severity.WARNING, remedy="Upgrade what is older: `shardids upgrade`.")
+@check("engine-revision", Severity.WARNING, remedy="Upgrade older objects: `shardids upgrade`.")
 def engine_revision(facts: ClusterFacts) -> Iterator[Found]:
     """The catalog, a node or a shard is at another revision than this shardids would install."""
     if facts.catalog_revisions != (trees.head("catalog"),):
@@ -222,7 +222,7 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _reached(draws: Shard, layout: Layout, clock_tick: int) -> int:
-    """Return a tick that the generator will not issue again, nor any before it."""
+    """Return a tick that the generator has passed: it issues no tick up to it again."""
     reached = _reached_tick(draws, layout)
     # The first draw after an activation goes past the clock.
     return reached if draws.has_drawn else max(reached, clock_tick)

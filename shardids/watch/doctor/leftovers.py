@@ -1,4 +1,4 @@
-"""Checks for what moves, migrations and others leave behind."""
+"""Checks for remains of moves, migrations and others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIB: Final = 1 << 20
 _PREPARED_S: Final = 5.0
 _HELD_S: Final = 5.0
 _TABLE_SLOT: Final = re.compile(r"pg_\d+_sync_\d+_\d+")
-"""The slots with which PostgreSQL's subscriptions copy tables, one each."""
+"""The slots of PostgreSQL's subscriptions for the copy of a table, one per table."""
 
 
 @check("move-interrupted", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
@@ -39,7 +39,7 @@ def move_interrupted(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _left_behind(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Leftover]]:
-    """Yield what belongs to no open move from or to the node."""
+    """Yield the leftovers that belong to no open move from or to the node."""
     busy = {name for move in facts.moves for name in (move.source, move.target)}
     for name, node in facts.nodes.items():
         for leftover in node.leftovers:
@@ -131,8 +131,8 @@ def shard_lost(facts: ClusterFacts) -> Iterator[Found]:
     for node, shards in grouped(lost).items():
         url = shown_url(parse_url(facts.nodes[node].node.url))
         yield Found(
-            what=f'{named_shards(shards)}: lost with node "{node}", whose new server lacks what it had',
-            to_do="See what is left, then repeat the command with --yes in place of --dry-run; or restore"
+            what=f'{named_shards(shards)}: lost with node "{node}", whose new server does not have the rows',
+            to_do="See the dry run, then repeat the command with --yes in place of --dry-run; or restore"
             f' it on node "{node}" from a backup, activate it there, and repeat it without --accept-loss',
             commands=in_shell(
                 f"shardids node replace {node} --url {shlex.quote(url)} --accept-loss {shown_shards(shards)}"
@@ -189,7 +189,7 @@ def extension_in_shard(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _gid_of(facts: ClusterFacts, transaction: Stray) -> Gid | None:
-    """Return what a prepared transaction's name says, if it is of this cluster's sessions."""
+    """Return the parts of a prepared transaction's name, if it is of this cluster's sessions."""
     gid = Gid.parse(transaction.name)
     return gid if gid is not None and gid.cluster == facts.description.cluster else None
 
@@ -257,7 +257,7 @@ def lock_held(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'{session} holds the lock of the {whose} of {named_shards(shards)} on node "{name}",'
                 f" {_since(holder)}: {stopped} after 10 s of waiting",
-                to_do="See what the session is doing; if nobody needs it, end it",
+                to_do="Look at the session in pg_stat_activity; if nobody needs it, end it",
                 commands=on_node(name, f"select pg_terminate_backend({pid});"),
                 nodes=(name,),
                 shards=shards,
@@ -273,7 +273,7 @@ def _since(holder: LockHolder) -> str:
 
 
 def _is_forgotten(facts: ClusterFacts, holder: LockHolder) -> bool:
-    """Whether no migration or move can need the lock of the schema: they hold it until they commit."""
+    """Return whether no migration or move can need the lock of the schema: they hold it until they commit."""
     return holder.state != "active" and not facts.is_migrating and holder.shard not in facts.moving
 
 
@@ -288,7 +288,7 @@ def slot_inactive(facts: ClusterFacts) -> Iterator[Found]:
         yield Found(
             what=f'{slot.detail} replication slot {slot.name} of the server of node "{name}" is'
             f" inactive{kept}",
-            to_do="Start its reader; if there is none any more, drop it",
+            to_do="Start its reader; if the reader no longer exists, drop the slot",
             commands=on_node(name, f"select pg_drop_replication_slot({literal(slot.name)});"),
             nodes=(name,),
             thing=slot.name,

@@ -1,4 +1,4 @@
-"""Checks of where shards are: the catalog's placement and regions against what the nodes have."""
+"""Checks of the places of shards: the catalog's placement and regions, compared with the nodes' shards."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-@check("node-unread", Severity.WARNING, remedy="See what the message says, and examine again.")
+@check("node-unread", Severity.WARNING, remedy="Correct the cause that the message names, and examine again.")
 def node_unread(facts: ClusterFacts) -> Iterator[Found]:
     """Not all of a node could be read, so not all of it was checked."""
     for name, node in facts.nodes.items():
@@ -145,7 +145,7 @@ Commands = tuple[Command, ...]
 
 
 def _active_on(facts: ClusterFacts) -> dict[int, Names]:
-    """Return the nodes on which each shard may issue IDs; leave out copies that were not activated."""
+    """Return the nodes where each shard may issue IDs; leave out copies that were not activated."""
     nodes: dict[int, Names] = {}
     for name, node in facts.nodes.items():
         for shard, local in node.states.items():
@@ -155,7 +155,7 @@ def _active_on(facts: ClusterFacts) -> dict[int, Names]:
 
 
 def _settled(facts: ClusterFacts) -> Iterator[tuple[int, str, ShardState | None]]:
-    """Yield every shard whose owner answers and that is not being moved: shard, node, what is there."""
+    """Yield every shard whose owner answers and that is not being moved: shard, node, state there."""
     for shard, placed in facts.placed.items():
         node = facts.nodes[placed.node]
         is_known = node.server is not None and (shard in node.states or node.has_all_states)
@@ -187,7 +187,7 @@ def shard_on_two_nodes(facts: ClusterFacts) -> Iterator[Found]:
 @check(
     "shard-on-no-node",
     Severity.ERROR,
-    remedy="Restore its schema from a backup, and activate it; or give up what is in no copy: `shardids node"
+    remedy="Restore its schema from a backup, and activate it; or accept the loss of its rows: `shardids node"
     " replace`.",
 )
 def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
@@ -205,7 +205,7 @@ def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
             " lost there; not active on any other node that answers",
             to_do=f'Restore the schema on node "{node}" from a backup (docs/how-to/restore-and-upgrade.md),'
             f" then activate the shard there: shardids shard activate {shown_shards(shards)}\n"
-            "Or give up what is in no copy: see what is left, then repeat the command with --yes in place of"
+            "Or accept the loss of rows without a copy: see the dry run, then repeat it with --yes instead of"
             " --dry-run. A shard without any copy is empty then: shardids migrate up",
             commands=in_shell(
                 f"shardids node replace {node} --url {shlex.quote(url)} --accept-loss {shown_shards(shards)}"

@@ -65,9 +65,9 @@ def reference_unguarded(facts: ClusterFacts) -> Iterator[Found]:
             if table.definition is not None and not table.is_guarded:
                 yield Found(
                     what=f'reference table {table.name} of node "{node}" lacks trigger shardids_reference,'
-                    " or on the writer shardids_reference_key or shardids_reference_right, which refuse what"
-                    " would make nodes differ",
-                    to_do="Make it again",
+                    " or on the writer shardids_reference_key or shardids_reference_right, which refuse"
+                    " writes that would make nodes differ",
+                    to_do="Create it again",
                     commands=in_shell(f"shardids reference create {table.name}"),
                     nodes=(node,),
                     thing=table.name,
@@ -91,7 +91,7 @@ def reference_writer(facts: ClusterFacts) -> Iterator[Found]:
             )
             yield Found(
                 what=f"{what}: {', '.join(wrong)}",
-                to_do="Let the writer alone take writes",
+                to_do="Let only the writer take writes",
                 commands=_REPAIR,
                 nodes=(node,),
             )

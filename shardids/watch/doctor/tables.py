@@ -222,7 +222,7 @@ def revision_edited(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f"{named_nodes(names)} ran another revision {revision} for the node than"
                 f" {named_nodes(sorted(on[usual]))}: it was edited in between",
-                to_do="Make the nodes alike; then take away what they recorded",
+                to_do="Make the nodes alike; then delete their records of the revision",
                 commands=tuple(command for name in names for command in on_node(name, _FORGET)),
                 nodes=names,
                 thing=revision,
@@ -424,7 +424,7 @@ def _without_numbers(definitions: Mapping[int, str | None]) -> dict[int, str | N
 
 
 def _usual(variants: Mapping[int, str | None]) -> str | None:
-    """Return what most shards have; of equally frequent ones, what the first of their shards has."""
+    """Return the variant of most shards; of equally frequent ones, the variant of the first shard."""
     counts = Counter(variants[shard] for shard in sorted(variants))
     return counts.most_common(1)[0][0] if counts else None
 

@@ -29,13 +29,13 @@ log = logger("metrics")
 
 
 class ClusterCollector(Collector):
-    """Asks a cluster whenever the registry is collected; safe to share between threads.
+    """A collector that reads a cluster whenever the registry is collected; safe to share between threads.
 
     Args:
-        catalog_url: the catalog. Its user logs in to the nodes, too, with its password or else that of
+        catalog_url: the catalog. Its user also logs in to the nodes, with its password or else that of
             ``PGPASSWORD`` or ``~/.pgpass``.
-        top: how many shards of a node have series of their own, by rate and by lead.
-        timeout_s: how long one reading may take, in seconds.
+        top: the number of shards per node with their own series, by rate and by lead.
+        timeout_s: the most time of one reading, in seconds.
         totals: whether to add up from reading to reading, which a process that reads once can't.
 
     Raises:
