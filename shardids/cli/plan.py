@@ -235,9 +235,9 @@ def _print(
     out.print(f"\nWith the {nodes} of year 0, what ends first:")
     for one in plan.limits:
         out.print(f"  {one.what}: {_when(one.year)}; {one.message}")
-    crowded = [one.message for one in plan.limits if one.what == "shards a node" and not one.year]
+    crowded = [one.message for one in plan.limits if one.what == "shards per node" and not one.year]
     print_warnings(
-        f"shards a node: {message}; measure yours, or begin with more nodes" for message in crowded
+        f"shards per node: {message}; measure yours, or begin with more nodes" for message in crowded
     )
     out.print("\nKeys and one foreign key a row, with their indexes, after 10 years:")
     for kind, size in keys.items():
