@@ -35,7 +35,7 @@ TABLE = "shardids_load"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """How far a load has come in a shard: its first so many rows are copied, or were rejected."""
+    """The progress of a load in a shard: its first so many rows are copied, or were rejected."""
 
     rows: int
     rejected: int
@@ -106,10 +106,10 @@ class Step:
 
 
 def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[Step]) -> None:
-    """Move shards' marks on, in the transaction that copies the rows; ``rejected`` is added to what is there.
+    """Advance shards' marks in the transaction that copies the rows; add to ``rejected``.
 
     Raises:
-        ClusterConflict: a mark is not where this process left it: another one runs the same load.
+        ClusterConflict: another process has advanced a mark: it runs the same load.
     """
     moves = []
     for number, step in enumerate(steps):
@@ -167,10 +167,10 @@ class Reject:
 
 
 class Rejects:
-    """The file, which is written before the transaction that counts them commits; threads may share it.
+    """The file of rejected records, which is written before their transaction commits; threads may share it.
 
-    What a run before this one wrote and did not commit is removed, and what has no shard, which is found
-    again.
+    Records that an earlier run wrote and did not commit are removed, and so are those without a shard: this
+    run finds them again.
     """
 
     def __init__(self, path: Path, marks: Mapping[int, int], *, dry_run: bool) -> None:
@@ -271,7 +271,7 @@ Part = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Sends blocks of one load; ``taken`` is how many rows of each shard earlier runs have taken."""
+    """The sender of blocks of one load; ``taken`` is how many rows of each shard earlier runs have taken."""
 
     cluster: Cluster
     target: CopyTarget
@@ -365,7 +365,7 @@ class Sender:
         ids: Sequence[Sequence[int] | None],
         check: Callable[[], None],
     ) -> dict[tuple[int, int], str]:
-        """Copy what the server takes; return the places of the rest, by block and record, and why.
+        """Copy the records that the server takes; return the rest, by block and record, with the reasons.
 
         If it refuses a block, all are rolled back and copied again: those before it, it, and those after it.
         That block is then copied in parts: the records before the one that the server names, that record, and

@@ -375,7 +375,7 @@ def known(catalog: Catalog, name: str) -> RegisteredLookup:
     if found is None:
         there = ", ".join(map(str, lookups.values())) or "none yet"
         raise ClusterConflict(
-            f"there is no look-up {name}",
+            f"look-up {name} does not exist",
             hint=f"Look-ups: {there}. To create it: shardids lookup create {name}",
         )
     return found

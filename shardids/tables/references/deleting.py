@@ -1,4 +1,4 @@
-"""Deletes a row of a reference table once no row of any node refers to it.
+"""Deletion of a row of a reference table once no row of any node refers to it.
 
 Each node deletes the row in an ordinary session, where PostgreSQL checks its foreign keys, and takes no
 new reference from then on; the writer does so last, and nobody changes the row there meanwhile. So if one
@@ -53,7 +53,9 @@ def delete_row(catalog: Catalog, name: str, key: Sequence[str], *, dry_run: bool
     """
     with begun(catalog) as work:
         if name not in active(work):
-            raise ClusterConflict(f"there is no reference table {name}", hint="See: shardids reference list")
+            raise ClusterConflict(
+                f"reference table {name} does not exist", hint="To list them: shardids reference list"
+            )
         wanted = _found(work, name, key)
         is_open = wanted in work.known.deletions
         for side in work.sides:

@@ -162,7 +162,7 @@ def require_nothing_moves(connection: Connection, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Rows of a table on the writer, as COPY gives them."""
+    """The rows of a table on the writer, as COPY gives them."""
 
     table: str
     columns: tuple[str, ...]

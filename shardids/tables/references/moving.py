@@ -1,4 +1,4 @@
-"""Lets reference tables be written to on another node.
+"""The change of the node that takes writes to reference tables.
 
 The writer is closed first; from then on nobody writes, until the new one is open. So the other nodes need
 nothing of the old one's log: they are brought to the new one's rows, and follow it from there on. The catalog

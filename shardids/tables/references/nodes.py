@@ -1,4 +1,4 @@
-"""What happens to reference tables when nodes come and go, and what repairs them."""
+"""Reference tables on nodes that are added or removed, and their repair."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """How a node follows the writer.
+    """The state of a node that follows the writer.
 
     Attributes:
         node: its name.

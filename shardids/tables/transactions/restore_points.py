@@ -1,4 +1,4 @@
-"""Marks a moment in the logs of all nodes between the decisions of transactions on several of them.
+"""Marks in the logs of all nodes, at a moment between the decisions of transactions on several of them.
 
 While ``shardids.decision`` of every node is locked against inserts, no such transaction is decided. Those
 that are decided already are committed where they are still prepared. Then no transaction is half committed,

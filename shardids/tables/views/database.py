@@ -100,7 +100,7 @@ def lock(database: Connection, where: str) -> None:
             raise
         raise ClusterConflict(
             f"another process has been changing the query node, {where}, for {_LOCK_PATIENCE_S:g} s",
-            hint="Wait for it, or see in pg_stat_activity there what it does.",
+            hint="Wait for it, or look at it in pg_stat_activity there.",
         ) from error
 
 
