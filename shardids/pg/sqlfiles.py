@@ -1,4 +1,4 @@
-"""Finds ``sql/``, ``migrations/`` and ``examples/``: beside the package, or inside it in a wheel."""
+"""The places of ``sql/``, ``migrations/`` and ``examples/``: beside the package, or inside it in a wheel."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ PATIENCE_S = 300.0
 _LOCK_MS = 500
 _POLL_S = 0.1
 _LOOK_S = 0.5
-"""How often to look at the progress of a copy, and at what may have stopped it."""
+"""The time between looks at the progress of a copy, and at errors that may have stopped it."""
 _SLOT_PATIENCE_S = 10.0
 _ERRORS_TOLERATED = 3
 """The worker that applies changes and the two that copy may each report one from before a resume."""
@@ -317,7 +317,7 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
 
 
 class _Amount:
-    """How much there is to copy, by the sizes of the source."""
+    """The amount to copy, by the sizes of the source."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
         self._bytes = {table.table: table.bytes for table in tables}
@@ -333,7 +333,7 @@ class _Amount:
 
 
 class _Arrival:
-    """Watches whether rows still arrive.
+    """A watch on the arrival of rows.
 
     A table whose copy starts over again and again leaves dead rows behind, so its file grows for ever: bytes
     count only up to the size of the source, and rows only when there are more of them than ever before.
@@ -345,7 +345,7 @@ class _Arrival:
         self._changed = time.monotonic()
 
     def watch(self, tables_left: int, bytes_done: int, rows: int) -> None:
-        """Record the progress; ``bytes_done`` is at most what the source has."""
+        """Record the progress; ``bytes_done`` is at most the size of the source."""
         if tables_left < self._tables_left:
             self._tables_left, self._bytes, self._rows = tables_left, bytes_done, rows
         elif bytes_done > self._bytes or rows > self._rows:
