@@ -195,8 +195,8 @@ class Cluster:
         """
         if self._followed.old_ids is not None and self._old_ids.has(id_):
             raise BadArgument(
-                f"ID {id_} was issued before this cluster: it tells neither a time nor a shard",
-                hint="The shard of a row: cluster.shard_of(id, of=User)",
+                f"ID {id_} was issued before this cluster: it contains no time and no shard",
+                hint="To find the shard of its row: cluster.shard_of(id, of=User)",
             )
         return self.layout.decode(id_)
 
@@ -311,11 +311,11 @@ class Cluster:
         """
         # A criterion has no truth value, so it is not compared.
         if (key is None) + (id is None) + (lookup is None) + (shard is None) != 3:
-            raise BadArgument("a shard is named by exactly one of key=, id=, lookup= and shard=")
+            raise BadArgument("name a shard by exactly one of key=, id=, lookup= and shard=")
         if of is not None and id is None:
-            raise BadArgument("of= says whose ID it is, and goes with id=")
+            raise BadArgument("of= names the table of an ID, and requires id=")
         if region is not None and key is None:
-            raise BadArgument("region= says among which shards a key is, and goes with key=")
+            raise BadArgument("region= names the region of a key, and requires key=")
         if key is not None:
             number = self.shard_for(key, region=region)
         elif id is not None:

@@ -222,7 +222,8 @@ class Claims:
             left = {value: shard for value, shard in left.items() if value not in done}
         if left:
             raise LookupBusy(
-                f"{lookup}: others claim {shown(next(iter(left)))} and give it up again, {_ROUNDS} times",
+                f"{lookup}: can't claim {shown(next(iter(left)))}: other transactions have claimed and"
+                f" released it {_ROUNDS} times",
                 hint="Run the transaction again.",
             )
 
@@ -305,8 +306,8 @@ class Claims:
             f"{lookup}: {claimed}, and transactions that have written to {lookup.table} there, or vacuum or"
             f" alter it, have not ended for {2 * _LOCK_MS * _LOCKS / 1000:g} s (process IDs there:"
             f" {', '.join('prepared' if pid is None else str(pid) for pid in pids) or 'none any more'})",
-            hint="Run it again when they have. If it is this transaction itself: a value leaves its shard in"
-            " one, and is written in another shard in the next.",
+            hint="Run it again when they have ended. If this transaction itself moves a value between shards:"
+            " delete the value in one transaction, and write it in the next.",
         )
 
     def _exists(self, shard: int) -> bool:
@@ -341,7 +342,7 @@ def _require_same(lookup: Lookup, wanted: Collection[Value], held: Iterable[Valu
     for value in held:
         if value not in wanted:
             raise BadArgument(
-                f"{lookup} stores {shown(repr(value))} for a value that is not equal to it",
+                f"the column of {lookup} changes the value: it stores {shown(repr(value))}",
                 hint="Give the value as the column stores it, without spaces at its end.",
             )
 
@@ -359,8 +360,8 @@ def shard_of_criterion(criterion: Any, claims: Claims) -> int:
     is_equal = getattr(criterion, "operator", None) is operators.eq
     if lookup is None or not is_equal or not isinstance(sides[1], BindParameter):
         raise BadArgument(
-            f"lookup={criterion} is not a look-up key that equals a value",
-            hint='lookup=User.email == "…", where email was made by lookup_key().',
+            f"lookup={criterion} does not compare a look-up key with a value",
+            hint='Write lookup=User.email == "…", where email is a lookup_key().',
         )
     value = claimed_value(lookup, sides[1].effective_value, sides[1].type)
     found = claims.shards_of(lookup, [value])
@@ -368,7 +369,7 @@ def shard_of_criterion(criterion: Any, claims: Claims) -> int:
         found = claims.shards_of(lookup, [value])
     if found is None:
         raise BadArgument(
-            f"rows of {lookup} can't be looked up yet: not all that were there are claimed",
+            f"look-up {lookup} is not ready: values of some existing rows are not claimed",
             hint=f"To claim them: shardids lookup backfill {lookup}",
         )
     if value not in found and claims.claims_are_elsewhere(lookup, value):

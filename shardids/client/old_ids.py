@@ -98,8 +98,8 @@ class KnownOldIds:
         if shard is None:
             raise UnknownId(
                 f"no row of {table} has the ID {number}",
-                hint="It is below those that the cluster issues, so it would be from before the table was"
-                " adopted. New rows get their IDs from their shard.",
+                hint="It is lower than all IDs of the cluster, so its row must be older than the adoption of"
+                " the table. New rows get their IDs from their shard.",
             )
         return shard
 
@@ -171,7 +171,7 @@ class KnownOldIds:
                         if seen.setdefault(id_, shard) != shard:
                             raise ClusterConflict(
                                 f"{rule.table}: shards {seen[id_]} and {shard} both have a row with ID {id_}",
-                                hint="An ID is of one row. See which it is, and delete the other.",
+                                hint="Compare the two rows, and delete the wrong one.",
                             )
                         yield id_, shard
                     # Its locks end with it.
@@ -273,11 +273,11 @@ def _rule(rules: OldIdRules, id_: int, table: str | None) -> OldIdRule:
     if table is None:
         raise BadArgument(
             f"ID {id_} was issued before this cluster, and rows of several tables may have it",
-            hint=f"Say which: of=User, or of='users'. Adopted were: {adopted}.",
+            hint=f"Name the table: of=User, or of='users'. Adopted tables: {adopted}.",
         )
     if table not in rules.of_table:
         raise BadArgument(
             f"ID {id_} was issued before this cluster, and {table} has no rule for such IDs",
-            hint=f"Its rows have IDs from {rules.below} on. Adopted were: {adopted}.",
+            hint=f"Its rows have IDs of {rules.below} and above. Adopted tables: {adopted}.",
         )
     return rules.of_table[table]

@@ -411,11 +411,11 @@ class Attempts:
             raise error
         if not self._could_read:
             raise ShardMoved(
-                f"{error.message}, but the catalog, which has its new node, could not be read",
+                f"{error.message}, but the catalog, which names its new node, could not be read",
                 hint="Check that the catalog's server is up and reachable, then run it again.",
             ) from error
         raise ShardMoved(
-            f"{error.message}, but the catalog has not shown that for {self._patience_s:g} s",
+            f"{error.message}, but the catalog did not record that within {self._patience_s:g} s",
             hint="Check whether its move was interrupted or takes longer: shardids shard move --list",
         ) from error
 

@@ -143,7 +143,8 @@ class ReferenceWriter:
                         raise ReferencesBehind(
                             f"the change is committed, and node {behind} has not confirmed it within"
                             f" {within_s:g} s",
-                            hint="It arrives when the node follows again. See: shardids reference list",
+                            hint="The node receives it when it follows the writer again. To see the nodes:"
+                            " shardids reference list",
                         )
         except ConnectionFailed as error:
             raise _lost(writer, error.message) from error
@@ -168,7 +169,8 @@ def _lost(writer: Node, why: str) -> ReferencesBehind:
     return ReferencesBehind(
         f'the change was committed on node "{writer.name}", which was lost before all nodes had confirmed it:'
         f" {why}",
-        hint="Look whether it is there once the node was replaced. See: shardids reference list",
+        hint="Replace the node, then check whether the change is still there. To see the nodes:"
+        " shardids reference list",
     )
 
 

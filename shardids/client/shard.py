@@ -114,7 +114,7 @@ class Shard:
         """
         if self.after is not None:
             raise BadArgument(
-                "after= is kept by session(), run() and reserve(), and not by an engine or its connections",
+                "after= applies to session(), run() and reserve(), not to an engine or its connections",
                 hint=f"Leave it out, or raise the shard first: cluster.at(shard={self.number},"
                 f" after={self.after}).reserve(1)",
             )

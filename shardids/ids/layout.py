@@ -246,8 +246,8 @@ class Layout(BitLayout):
         written = _WRITTEN.fullmatch(text)
         if text in FOREIGN or _FOREIGN_WRITTEN.fullmatch(text):
             raise BadArgument(
-                f"{text!r} is a layout of IDs that another generator makes: no cluster has it",
-                hint="shardids id decode and shardids plan --layout read it.",
+                f"{text!r} is the layout of another ID generator: no cluster can use it",
+                hint="Only shardids id decode and shardids plan --layout accept it.",
             )
         if written is None:
             raise BadArgument(
@@ -286,7 +286,7 @@ class Layout(BitLayout):
             TimeExhausted: a time past the last that the layout can hold.
         """
         if (at is None) == (ms is None):
-            raise BadArgument("give the time as either at or ms: exactly one of them")
+            raise BadArgument("give exactly one of at and ms")
         ms = self._checked_ms(ms) if at is None else self._ms_of(at)
         shard = self._checked_shard(shard)
         sequence = checked_integer("sequence", sequence, 0, self.sequence_limit - 1)

@@ -79,7 +79,7 @@ class RowNumber(FetchedValue):
         if column is None:
             missing = "a sharding key" if self._tenant is None else f'a column "{self._tenant}"'
             raise BadArgument(
-                f'numbers of kind "{self.kind.name}" need a tenant, and table "{table.name}" has not'
+                f'numbers of kind "{self.kind.name}" need a tenant, and table "{table.name}" does not have'
                 f" {missing}",
                 hint='Name the column whose value the counters are for: counter(…, tenant="customer_id")',
             )

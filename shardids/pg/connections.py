@@ -260,7 +260,7 @@ def open_engine(
         if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):
             return CommitUncertain(
                 f"{what} was lost at {shown_url(url)} during COMMIT or ROLLBACK: {_reason(error)}",
-                hint="Look whether the transaction was committed before it is run again.",
+                hint="Check whether the transaction was committed before you run it again.",
             )
         return ours
 

@@ -265,8 +265,8 @@ def require_no_code_of_others(connection: Connection, what: str) -> None:
     state = _state(connection)
     if state.danger is not None:
         raise MissingPrivilege(
-            f'{what} would run code of other roles that own objects in the database as role "{state.role}"',
-            hint="Connect as the role that owns the shards' tables, or look at a database without others.",
+            f'{what} could run code of other roles that own objects in the database as role "{state.role}"',
+            hint="Connect as the owner of the shards' tables, or use a database without objects of others.",
         )
 
 

@@ -563,7 +563,7 @@ def test_the_query_node_by_commands(run: Run, cluster_url: URL) -> None:
     shown = run("query-node", "status", *at, "--json")
     assert shown.json == [{"node": "a", "url": None, "tables": 2, "faults": []}]
     for wrong, code, why in (
-        (("create",), 2, "a query node is a node or another database"),
+        (("create",), 2, "a query node needs a node or another database"),
         (("create", "--on", "c"), 1, 'there is no node "c"'),
     ):
         refused(run("query-node", *wrong, *at), code, why, "")

@@ -131,7 +131,7 @@ def test_a_load_is_done_once(there: Cluster, cluster_url: URL) -> None:
     assert {row[3] for row in rows_of(there)} == {"none"}
     write("things.csv", "owner,number\nann,5000\n")
     other = loading(name, *KEY)
-    assert (other.returncode, "was of another file" in other.stderr) == (1, True)
+    assert (other.returncode, "is of another file" in other.stderr) == (1, True)
     assert loading(name, *KEY, "--name", "another").returncode == 0
     # The table in which the shards remember it is no finding, and no drift.
     with catalog_at(dsn_of(there)) as catalog:
@@ -229,7 +229,7 @@ def test_parquet_and_stdin_and_a_file_without_a_header(there: Cluster) -> None:
         (("things.txt", *KEY), "the format is not known"),
         (("-", *KEY, "--format", "csv"), "needs a name"),
         (("things.csv", *KEY, "--delimiter", ";;"), "can't separate"),
-        (("things.csv", *KEY, "--rejects", "things.csv"), "holds no rejected records"),
+        (("things.csv", *KEY, "--rejects", "things.csv"), "is not a file of rejected records"),
     ],
 )
 def test_what_can_not_be_loaded_is_refused(there: Cluster, words: tuple[str, ...], message: str) -> None:

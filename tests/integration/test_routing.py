@@ -572,7 +572,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (select(User).order_by(User.name), "sort String()", "collate"),
     (select(User).order_by(func.random()), "random", "number"),
     (select(User).order_by(select(Photo.id).scalar_subquery()), "subquery on photos", "query node"),
-    (select(User).order_by(User.name).with_for_update(), "locks no rows", "primary keys"),
+    (select(User).order_by(User.name).with_for_update(), "can't lock rows", "primary keys"),
     (select(User).order_by(User.id).offset(1).with_for_update(), "row locks", "primary keys"),
     (select(User).order_by(text("age + 1")), "ORDER BY", "column"),
     (select(User).limit(func.abs(3)), "LIMIT", ""),
@@ -586,7 +586,11 @@ WRONG: list[tuple[Any, str, str]] = [
     (update(User.__table__).ordered_values((User.__table__.c.name, "y")), "sharding key name", "delete"),
     (delete(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "the subquery", "first"),
     (update(User).values(age=select(func.count(Tag.id)).scalar_subquery()), "subquery on tags", "first"),
-    (insert(User).from_select(["name"], select(User.name + "x")), "nothing says that name", "insert them"),
+    (
+        insert(User).from_select(["name"], select(User.name + "x")),
+        "name of users may belong to another shard",
+        "insert them",
+    ),
     (insert(User).from_select(["age"], select(User.age)), "shard of a row of users", "id, name"),
     (insert(Photo).from_select(["user_id"], select(func.max(User.id))), "max()", "Select the rows"),
 ]

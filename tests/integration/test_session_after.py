@@ -264,7 +264,7 @@ def test_connections_do_not_keep_what_sorts_after(cluster: Cluster, question: in
     shard = cluster.at(shard=HERE, after=[question - 5, question])
     assert (shard.number, shard.after, shard.node) == (HERE, question, cluster.node_of(HERE))
     for connect in (shard.connection, lambda: shard.engine):
-        with pytest.raises(BadArgument, match="after= is kept by session") as caught:
+        with pytest.raises(BadArgument, match="after= applies to session") as caught:
             connect()
         assert f"cluster.at(shard={HERE}, after={question}).reserve(1)" in caught.value.hint
 

@@ -449,7 +449,7 @@ def test_the_command_refuses_nonsense(words: list[str]) -> None:
         (["--node-connections", "0"], "--node-connections must be above 0"),
         (["--latency-ms", "-3"], "--latency-ms must be above 0 and at most 1e+18, not -3"),
         (["--years", "inf"], "--years must be above 0 and at most 1000, not inf"),
-        (["--growth", "-99%/m"], "--growth: '-99%/m' leaves nothing in a year"),
+        (["--growth", "-99%/m"], "--growth: '-99%/m' leaves no load after a year"),
         (["--layout", "default", "--price", "node=400"], "--price does not go with --layout"),
     ],
 )

@@ -62,12 +62,12 @@ def _iterable(rows: Iterator[Any], columns: Sequence[Any] | None) -> RowSource:
     if not isinstance(first, Sequence) or isinstance(first, str | bytes):
         raise BadArgument(
             f"row 1 is of type {type(first).__name__}",
-            hint="A row is a mapping, or a tuple or list of values.",
+            hint="Give each row as a mapping, or as a tuple or list of values.",
         )
     fields = getattr(first, "_fields", None)
     if columns is None and fields is None:
         raise BadArgument(
-            "nothing names the columns of these rows", hint='Give columns=("name", …), or mappings.'
+            "the rows have no column names", hint='Give columns=("name", …), or rows that are mappings.'
         )
     named = list(fields or ()) if columns is None else list(columns)
     return RowSource(names=named, chunks=_of_tuples(rows, len(named)))
@@ -75,7 +75,7 @@ def _iterable(rows: Iterator[Any], columns: Sequence[Any] | None) -> RowSource:
 
 def _refuse_names(columns: Sequence[Any] | None) -> None:
     if columns is not None:
-        raise BadArgument("columns= is for rows without names; these name their columns themselves")
+        raise BadArgument("columns= is only for rows without column names; these rows have names")
 
 
 def _of_tuples(rows: Iterator[Any], width: int) -> Iterator[list[Row]]:
@@ -87,7 +87,7 @@ def _of_tuples(rows: Iterator[Any], width: int) -> Iterator[list[Row]]:
             fits = False
         if not fits:
             at = next(n for n, row in enumerate(chunk, number + 1) if not _is_row(row) or len(row) != width)
-            raise BadArgument(f"row {at} does not have {width} values as the first one has, or columns= says")
+            raise BadArgument(f"row {at} does not have {width} values, as the first row or columns= has")
         number += len(chunk)
         yield chunk
 

@@ -99,7 +99,7 @@ def target_of(
     if len(named) + (shard is not None) > 1:
         raise BadArgument("copy() takes at most one of key=, id= and shard=")
     if region is not None and key is None:
-        raise BadArgument("region= says among which shards keys are, and goes with key=")
+        raise BadArgument("region= names the region of keys, and requires key=")
     telling = {at: tells for at, column in enumerate(columns) if (tells := how_it_tells(column)) is not None}
     place = None
     if named:
@@ -202,22 +202,22 @@ def refuse_lookups(target: CopyTarget, lookups: Iterable[RegisteredLookup]) -> N
     for lookup in lookups:
         if lookup.table == target.name:
             raise BadArgument(
-                f"rows of {target.name} can't be copied: {lookup} is a look-up key, and COPY claims nothing",
-                hint="Insert them: session.execute(insert(…), rows) claims the values of all rows together.",
+                f"rows of {target.name} can't be copied: COPY does not claim values of look-up key {lookup}",
+                hint="Insert them: session.execute(insert(…), rows) claims the values of all rows at once.",
             )
 
 
 def _table(table: Any, mapper: Any) -> Table:
     found = mapper.local_table if isinstance(mapper, Mapper) else table
     if not isinstance(found, Table):
-        raise BadArgument(f"rows are copied into a Table or a mapped class, not {type(table).__name__}")
+        raise BadArgument(f"copy() needs a Table or a mapped class, not {type(table).__name__}")
     if isinstance(mapper, Mapper) and len(mapper.tables) > 1:
         raise BadArgument(
-            f"a row of {mapper.class_.__name__} lies in several tables",
-            hint="Copy into each Table by itself.",
+            f"a row of {mapper.class_.__name__} is stored in several tables",
+            hint="Copy into each Table separately.",
         )
     if found.schema is not None:
-        raise BadArgument(f"{found.fullname} names its schema: it is not a table of each shard")
+        raise BadArgument(f"{found.fullname} has a schema, so it is not a table of the shards")
     return found
 
 
@@ -251,15 +251,15 @@ def _is_filled(column: Column[Any]) -> bool:
         return True
     raise BadArgument(
         f"the default of {column} is an SQL expression, which COPY can't write",
-        hint="Give the column's values, or make it a server_default.",
+        hint="Add the column to the rows, or make the default a server_default.",
     )
 
 
 def _refuse_expressions(column: Column[Any]) -> None:
     if column.type.bind_expression(bindparam("value")) is not None:
         raise BadArgument(
-            f"{column} of type {column.type!r} is written by an SQL expression, which COPY can't do",
-            hint="Insert these rows by a session.",
+            f"{column} of type {column.type!r} needs an SQL expression for its values, which COPY can't use",
+            hint="Insert these rows with a session.",
         )
 
 

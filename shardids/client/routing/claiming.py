@@ -220,8 +220,8 @@ class Claiming(Session):
         connections = map(self.connection_to, {shard for rows in wanted.values() for shard in rows.values()})
         if any(connection.connection.autocommit for connection in connections):
             raise BadArgument(
-                f"the rows of {next(iter(wanted)).table} are written in AUTOCOMMIT: each is committed",
-                hint="Values of look-up keys are claimed between the write and COMMIT.",
+                f"rows of {next(iter(wanted)).table} can't be written in AUTOCOMMIT: it has a look-up key",
+                hint="Use another isolation level: values are claimed between the write and COMMIT.",
             )
         for lookup in sorted(wanted, key=str):
             self.claims.claim(lookup, wanted[lookup])
@@ -248,8 +248,8 @@ def _refuse_inside(statement: Any) -> None:
     """
     if (inside := reading_of(statement)[0].inner_lookup) is not None:
         raise BadArgument(
-            f"{inside} is a look-up key, and an INSERT or UPDATE within another statement writes it",
-            hint="Execute it by itself: a session claims what insert() and update() write.",
+            f"an INSERT or UPDATE within another statement writes look-up key {inside}",
+            hint="Execute it separately: a session claims the values of insert() and update().",
         )
 
 
@@ -275,9 +275,9 @@ def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[
     }
     if getattr(statement, "select", None) is not None:
         raise BadArgument(
-            f"INSERT … SELECT into {statement.table.name}, where {lookups[0]} is a look-up key: only the"
-            " database knows its values",
-            hint="Select the rows first, and insert them with their values, which are claimed.",
+            f"the values of look-up key {lookups[0]} can't be claimed in INSERT … SELECT: only the database"
+            " knows them",
+            hint="Select the rows first, and insert them with their values.",
         )
     own = assigned(statement)
     given_rows: list[Any] = [given] if isinstance(given, Mapping) else list(given or ())
@@ -289,8 +289,8 @@ def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[
                 yield lookup, _literal(row[key], row)
             elif isinstance(statement, Insert):
                 raise BadArgument(
-                    f"no value is given to {lookup}, a look-up key, in an INSERT",
-                    hint="Give it in the statement: values are claimed, and a default is not known before.",
+                    f"an INSERT gives no value for look-up key {lookup}",
+                    hint="Give the value in the statement: the session can't claim a server's default.",
                 )
         yield from _conflicting(statement, row, names)
 
@@ -323,8 +323,8 @@ def refuse_many(statement: Any, given: Any) -> None:
     """
     for lookup, _ in written_by(statement, given):
         raise BadArgument(
-            f"an UPDATE over several shards sets {lookup}, whose values are unique over all of them",
-            hint="Say whose row it is, by its ID or its sharding key.",
+            f"an UPDATE over several shards sets look-up key {lookup}, whose values are unique",
+            hint="Name the row by its ID or its sharding key.",
         )
 
 

@@ -248,7 +248,7 @@ class OrderKey:
             return (0,) if self.nulls_first is not self.descending else (3,)
         if type(value) is str and not self.in_byte_order:
             raise CannotCombine(
-                f"ORDER BY {self.expression} sorts text by a language's rules, which Python can't",
+                f"ORDER BY {self.expression} over several shards: Python can't sort text as a language does",
                 hint='Order by collate(column, "C"), or sort in Python.',
             )
         # NaN, the only value that differs from itself, is above all numbers and equal to itself.
@@ -347,7 +347,7 @@ def plan(statement: Any, parameters: Any) -> MergePlan:
     if not isinstance(statement, Select):
         raise CannotCombine(
             f"a {type(statement).__name__} can't be sent to several shards",
-            hint='Name the shard: bind_arguments={"shard_id": number}; or write one select() a part.',
+            hint='Name the shard: bind_arguments={"shard_id": number}; or write one select() per part.',
         )
     clauses = clauses_of(statement)
     if clauses.fetch is not None:
@@ -404,7 +404,7 @@ def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
             named = statement.selected_columns.get(written)
             if named is None:
                 raise CannotCombine(
-                    f"ORDER BY {written!r} over several shards",
+                    f"ORDER BY {written!r} over several shards is not supported",
                     hint="Order by a column or an expression, not by text.",
                 )
             element = named.element if isinstance(named, Label) else named

@@ -54,7 +54,7 @@ def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
         return kind
     raise UnsupportedKey(
         f"{what} of type {innermost(type_)!r} can't be a sharding key:"
-        " it has no hash that equal values share",
+        " equal values of it can have different hashes",
         hint="Use an integer, text of a deterministic collation, bytes or a UUID; for text in any case, a"
         " type that stores it in lower case.",
     )
@@ -97,8 +97,8 @@ def claimed_value(lookup: Lookup, given: Any, type_: TypeEngine[Any] | None = No
     """
     if isinstance(given, ClauseElement) or hasattr(given, "__clause_element__"):
         raise BadArgument(
-            f"{lookup} is set to an SQL expression or a default, whose value is not known here",
-            hint="It is a look-up key, whose values are claimed: give the value.",
+            f"look-up key {lookup} is set to an SQL expression or a default, whose value can't be claimed",
+            hint="Give the value itself.",
         )
     value = stored_value(lookup.type_ if type_ is None else type_, given, None)
     if type(value) is not lookup.kind:
@@ -125,7 +125,7 @@ def default_key(column: Column[Any]) -> Any:
         return default.arg(None)  # type: ignore[attr-defined]  # SQLAlchemy wraps it to take a context
     except AttributeError as error:
         raise BadArgument(
-            f"the default of the sharding key {column} needs its statement: {error}",
+            f"the default of the sharding key {column} needs the context of a statement: {error}",
             hint="Set the key before the object is flushed.",
         ) from error
 
@@ -383,7 +383,7 @@ def _refuse_schema(mapper: Mapper[Any]) -> None:
     if any(is_sharding_key(column) or is_filled(column) for column in table.columns):
         raise BadArgument(
             f"the table of {mapper.class_.__name__} is in schema {table.schema}, not in each shard",
-            hint="Leave schema= out of the model and its metadata: its rows have IDs or keys of shards.",
+            hint="Its rows have IDs or keys of shards: remove schema= from the model and its metadata.",
         )
 
 
@@ -400,8 +400,8 @@ def refuse_reference_write(statement: Any) -> None:
 
 def _reference_refused(name: str) -> BadArgument:
     return BadArgument(
-        f"reference table {name} is not written to in a session on shards",
-        hint="Use cluster.reference_session(): it is on the node where reference tables are written to.",
+        f"a session on shards can't write to reference table {name}",
+        hint="Use cluster.reference_session(), which connects to the writer of reference tables.",
     )
 
 

@@ -197,11 +197,11 @@ class NodeSession(Session):
     def without_connection(self) -> ConnectionFailed:
         """Return the error of a pool that gives no connection."""
         return ConnectionFailed(
-            f'no connection of the pool to node "{self._wanted}" became free; this session holds those to'
-            f" {len(self.begun)} nodes meanwhile",
-            hint="A session over all shards holds a connection per node to the end of its transaction, so"
+            f'timed out waiting for a pooled connection to node "{self._wanted}"; this session holds'
+            f" connections to {len(self.begun)} other nodes",
+            hint="A session over all shards holds a connection per node until its transaction ends, so"
             " sessions can wait for each other: give Cluster.connect() a pool_size of at least the number"
-            " of sessions at a time, or end sessions sooner.",
+            " of concurrent sessions, or end sessions sooner.",
         )
 
     @contextmanager

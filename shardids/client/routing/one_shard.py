@@ -80,8 +80,8 @@ def refuse_earlier_value(name: str, key: str, value: Any, latest: int) -> None:
     is_id = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
     if is_id and int(value) <= latest:
         raise BadArgument(
-            f"{key} {value} of a new row of {name} does not sort after {latest}, as this session's are to",
-            hint="If it was set aside before, leave it to the shard, or reserve others:"
+            f"{key} {value} of a new row of {name} does not sort after {latest}, as after= requires",
+            hint="Leave the ID to the shard, or reserve new IDs:"
             " cluster.at(shard=…, after=…).reserve(count). Nothing was written.",
         )
 

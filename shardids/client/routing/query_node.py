@@ -81,14 +81,14 @@ def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, s
     session: NodeSession = context.session  # type: ignore[assignment]  # it is one
     if isinstance(statement, Select) and clauses_of(statement).locks:
         raise CannotCombine(
-            f"{refused.message}; and the query node locks no rows",
+            f"{refused.message}; and the query node can't lock rows",
             hint="Select the primary keys first, and lock the rows by them.",
         ) from refused
     node = session.shards.query_node()
     if node is None:
         raise CannotCombine(
             f"{refused.message}; and the cluster has no query node",
-            hint=f"{refused.hint} A query node could: shardids query-node create".strip(),
+            hint=f"{refused.hint} To create a query node, which can: shardids query-node create".strip(),
         ) from refused
     role = _require_same_view(session, statement, refused, shard)
     engine = session.shards.engine(node)
@@ -231,7 +231,7 @@ def _reading(session: NodeSession, engine: Engine, role: str) -> Iterator[Connec
             digest, role_there = connection.execute(_BEGIN).one()[:2]
             if role and role_there != role:
                 raise CannotCombine(
-                    f'the session has taken role "{role}", and would have "{role_there}" on the query node',
+                    f'the session uses role "{role}", but would have role "{role_there}" on the query node',
                     hint="Execute one select() per table, or open the cluster as that role.",
                 )
             if digest != _digest(session.shards.placement):

@@ -76,7 +76,7 @@ class RoutedSession(NodeSession, Claiming):
 
     def __init__(self, shards: Shards, *, fan_out: FanOut = "all", **options: Any) -> None:
         if fan_out not in _FAN_OUTS:
-            raise BadArgument(f"fan_out={fan_out!r} is not known", hint='It is "all", "named" or "never".')
+            raise BadArgument(f'fan_out must be "all", "named" or "never", not {fan_out!r}')
         super().__init__(**{"query_cls": RoutedQuery, **options})
         self.shards = self.finder = shards
         self.claims = shards.claims

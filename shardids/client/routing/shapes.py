@@ -460,7 +460,7 @@ class Check:
         given, found = around.scope and around.scope.trait(element.left), scope.trait(columns[0])
         if not (given and given[1].required and found and found[1].required):
             raise CannotCombine(
-                f"{element.left} IN (SELECT …) over several shards is only right in WHERE: it may be NULL",
+                f"{element.left} IN (SELECT …) over several shards works only in WHERE: it may be NULL",
                 hint="Use it in where(), joined with and_() or or_(), or exists() with both tables.",
             )
 
@@ -472,18 +472,18 @@ class Check:
             self._require_known(element, around)
         elif kind in _COMPUTING:
             if not around.computes:
-                raise CannotCombine("a window over several shards would see one shard", hint=_IN_PYTHON)
+                raise CannotCombine("a window function over several shards is not supported", hint=_IN_PYTHON)
         elif kind not in _LISTED or (kind == "column" and not _is_known(element)):
             _refuse(element)
         elif written is not None and not _OPERATOR.fullmatch(written):
-            raise CannotCombine(f"the operator {written} over several shards is not known", hint=_IN_PYTHON)
+            raise CannotCombine(f"operator {written} over several shards is not supported", hint=_IN_PYTHON)
 
     def _require_known(self, function: Any, around: _Around) -> None:
         name = str(getattr(function, "name", "")).lower()
         kind = self._kind_of(name) if self._kind_of else Kind.SCALAR
         if kind is Kind.UNKNOWN:
             raise CannotCombine(
-                f"{name}() over several shards is not known to depend on its arguments only",
+                f"{name}() over several shards is not supported: it may depend on more than its arguments",
                 hint=f"Declare it IMMUTABLE on the nodes if it is. {_IN_PYTHON}",
             )
         if kind is Kind.SCALAR:
@@ -494,7 +494,7 @@ class Check:
         is_own = any(getattr(one, "table", None) in mine for one in columns)
         if not around.computes or not (is_own or all(getattr(one, "table", None) is None for one in columns)):
             raise CannotCombine(
-                f"{name}() over several shards can't be made of the shards' own", hint=_IN_PYTHON
+                f"{name}() over several shards can't be combined from the shards' results", hint=_IN_PYTHON
             )
 
     # FROM.
@@ -545,9 +545,9 @@ def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top
     distinct = clauses.distinct_on or (columns if clauses.distinct else ())
     for keys, what in ((clauses.group_by, "GROUP BY"), (distinct, "DISTINCT")):
         if keys and not scope.tells_shard(keys):
-            raise CannotCombine(f"{what} over several shards sees one shard at a time", hint=_IN_PYTHON)
+            raise CannotCombine(f"{what} over several shards would see one shard at a time", hint=_IN_PYTHON)
     if clauses.having and not clauses.group_by:
-        raise CannotCombine("HAVING over several shards sees one shard at a time", hint=_IN_PYTHON)
+        raise CannotCombine("HAVING over several shards would see one shard at a time", hint=_IN_PYTHON)
 
 
 def reads_references(statement: Any, dialect: Dialect) -> bool:
@@ -583,7 +583,7 @@ def _refuse(element: Any) -> NoReturn:
 
 def _not_known(named: str) -> CannotCombine:
     return CannotCombine(
-        f"{named} over several shards is not known to be right",
+        f"{named} over several shards is not supported",
         hint="Write it with SQLAlchemy's expressions over mapped columns, or name the shard:"
         ' bind_arguments={"shard_id": number}.',
     )
@@ -592,7 +592,7 @@ def _not_known(named: str) -> CannotCombine:
 def _refuse_subquery(scope: Scope) -> NoReturn:
     names = ", ".join(dict.fromkeys(source.name for source in scope.sources.values())) or "nothing"
     raise CannotCombine(
-        f"the subquery on {names} would give another answer in each shard",
+        f"the subquery on {names} would have a different result in each shard",
         hint="Bind it to the row around it by an ID or a sharding key; or execute it first, and put its"
         " result into the statement; or name the shard.",
     )

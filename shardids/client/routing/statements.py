@@ -59,7 +59,7 @@ class Execution:
         context, statement = self.context, self.context.statement
         if not (context.is_select or context.is_update or context.is_delete):
             raise BadArgument(
-                f"a {type(statement).__name__} names no shard",
+                f"a {type(statement).__name__} does not name a shard",
                 hint='Name it: session.execute(statement, bind_arguments={"shard_id": number})',
             )
         shards = self.asked(named)
@@ -87,7 +87,7 @@ class Execution:
         examples = [
             f"{one.class_.__name__}.{name} == …" for one in mappers for name, _ in facts_of(one).telling
         ]
-        hint = f"Say whose rows it is about: {', '.join(examples) or 'criteria on an ID or a sharding key'}"
+        hint = f"Name the rows' owner: {', '.join(examples) or 'criteria on an ID or a sharding key'}"
         if fan_out == "never":
             count = count if named.shards is None else len(named.shards)
             said = f"the statement concerns {count} shards, and this session sends statements to one"

@@ -70,7 +70,7 @@ class Decisions:
         """
         if connection.connection.autocommit:
             raise BadArgument(
-                f'node "{node.name}" is used in AUTOCOMMIT: each statement is committed on its own',
+                f'node "{node.name}" is used in AUTOCOMMIT: each statement commits immediately',
                 hint="A session with twophase=True needs another isolation level.",
             )
         if node in self._fit:
@@ -84,8 +84,8 @@ class Decisions:
             )
         if not facts.is_there:
             raise UnsupportedServer(
-                f"{where} has no function shardids.decide, which commits over several nodes need",
-                hint="Its objects are of an older shardids: shardids upgrade",
+                f"{where} does not have function shardids.decide, which twophase=True needs",
+                hint="An older shardids installed its objects. To upgrade them: shardids upgrade",
             )
         if not facts.is_allowed:
             raise MissingPrivilege(

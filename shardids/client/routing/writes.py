@@ -73,14 +73,14 @@ def _insert_selected(context: ORMExecuteState, session: NodeSession, statement: 
                 trait.tells.alike(telling[name], by_table=session.shards.old_ids is not None)
             ):
                 raise BadArgument(
-                    f"INSERT … SELECT over several shards: nothing says that {name} of {statement.table.name}"
-                    " is of the shard of the row that is read",
+                    f"INSERT … SELECT over several shards: {name} of {statement.table.name} may belong to"
+                    " another shard than the selected row",
                     hint="Select an ID or a sharding key for it; or select the rows, and insert them.",
                 )
             found.append(name)
     if not found:
         raise BadArgument(
-            f"nothing names the shard of a row of {statement.table.name} in INSERT … SELECT",
+            f"cannot determine the shard of a row of {statement.table.name} in INSERT … SELECT",
             hint=f'Select one of {", ".join(telling)}, or name the shard: bind_arguments={{"shard_id": n}}.',
         )
     shards = execution.asked(Read(statement.select, context.parameters, session.shards).named())

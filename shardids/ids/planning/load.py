@@ -178,7 +178,7 @@ def parse_peak(text: str) -> float:
     """
     found = _PEAK.fullmatch(text.strip())
     if found is None:
-        raise BadArgument(f"--peak: {text!r} says not how many times the mean it is", hint="For example: 8x")
+        raise BadArgument(f"--peak: {text!r} is not a multiple of the mean", hint="For example: 8x")
     return float(found[1])
 
 
@@ -193,15 +193,15 @@ def parse_growth(text: str) -> float:
         raise BadArgument(f"--growth: {text!r} is not a rate of growth", hint="For example: 40%/y, or 2%/m")
     part = float(found[1]) / 100
     if part <= -1:
-        raise BadArgument(f"--growth: {text!r} leaves nothing")
+        raise BadArgument(f"--growth: {text!r} leaves no load")
     try:
         a_year = float((1 + part) ** 12 - 1) if found[2] == "m" else part
     except OverflowError:
         a_year = math.inf
     if a_year <= -1:
-        raise BadArgument(f"--growth: {text!r} leaves nothing in a year")
+        raise BadArgument(f"--growth: {text!r} leaves no load after a year")
     if a_year > _MOST_GROWTH:
-        raise BadArgument(f"--growth: {text!r} is more than {_MOST_GROWTH:,.0%} a year, the most")
+        raise BadArgument(f"--growth: {text!r} is more than the limit of {_MOST_GROWTH:,.0%} per year")
     return a_year
 
 

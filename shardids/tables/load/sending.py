@@ -84,8 +84,8 @@ def _read(connection: Connection, schemas: Iterable[str], load: str) -> list[tup
 def _check_source(load: str, found: str, source: str) -> None:
     if found != source:
         raise ClusterConflict(
-            f'a load "{load}" was of another file, or read in another way: {found}, now {source}',
-            hint="Give this one another name: --name. A load is done once.",
+            f'load "{load}" is of another file, or had other options: {found}, now {source}',
+            hint="Give this load another name: --name",
         )
 
 
@@ -140,7 +140,7 @@ def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[
             raise ClusterConflict(
                 f'another process is running the load "{load}":'
                 f" it has copied rows into {step.schema} meanwhile",
-                hint="Wait for it, or end it and start the load again: it goes on where it ended.",
+                hint="Wait for it, or end it and start the load again, which continues it.",
             )
 
 
@@ -181,7 +181,8 @@ class Rejects:
             rows = csv.reader(file)
             if tuple(next(rows, _HEADER)) != _HEADER:
                 raise BadArgument(
-                    f"{path} is there, and holds no rejected records", hint="Name another file: --rejects"
+                    f"{path} exists, and is not a file of rejected records",
+                    hint="Name another file: --rejects",
                 )
             kept = [row for row in rows if _is_committed(row, marks)]
         self._seen = {(int(row[1]), int(row[2])) for row in kept}
@@ -436,7 +437,7 @@ def refuse_too_many(rejects: Rejects, most: int) -> None:
     """
     if rejects.count > most:
         raise ShardidsError(
-            f"{rejects.count:,} records were rejected, more than the {most:,} that may be",
-            hint=f"{rejects.path} says why. To allow more: --max-rejects."
-            " Started again, the load goes on where it ended.",
+            f"{rejects.count:,} records were rejected, more than the limit of {most:,}",
+            hint=f"{rejects.path} has the reasons. Raise the limit with --max-rejects, and start the load"
+            " again to continue it.",
         )

@@ -240,7 +240,7 @@ def _settle(
 def _unknown(nodes: Nodes, decider: str) -> ShardidsError:
     hint = "Bring the node back, or replace it: shardids node replace"
     if decider not in set(nodes):
-        hint = "The catalog has no such node. See what became of its database; nothing is ended by guessing."
+        hint = "The node is not in the catalog. Find its database: only that has the decision."
     return ShardidsError(f'node "{decider}" cannot be asked', hint=hint)
 
 
@@ -350,7 +350,9 @@ def _acting_as(connection: Connection, one: Prepared) -> Iterator[None]:
     try:
         connection.exec_driver_sql(f"set role {role}")
     except MissingPrivilege as error:
-        raise MissingPrivilege(error.message, hint=f"As a superuser, or after: GRANT {role} TO …") from error
+        raise MissingPrivilege(
+            error.message, hint=f"Run it as a superuser, or first: GRANT {role} TO …"
+        ) from error
     try:
         yield
     finally:

@@ -140,7 +140,7 @@ def password_of(nodes: Nodes, node: Node, *, must_have: bool) -> str | None:
         password = driver.info.password if isinstance(driver, psycopg.Connection) else ""
     if must_have and not password:
         raise BadArgument(
-            f'node "{node.name}" was logged in to without a password: nothing to store',
+            f'node "{node.name}" accepts the login without a password: there is nothing to store',
             hint="Leave --store-password out.",
         )
     return password or None

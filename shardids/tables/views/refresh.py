@@ -507,13 +507,13 @@ def _faults(
         return
     if not shown.has_schemas:
         yield Fault(
-            what="it has not been made",
-            to_do="Make it; where the nodes ask it for a password: --store-password",
+            what="it has not been created",
+            to_do="Create it; if the nodes require a password: --store-password",
         )
         return
     if digest_in(database) != placement.digest():
         yield Fault(
-            what="it does not read every shard from its owner, and sessions are refused there",
+            what="it does not read every shard from its owner, so it refuses sessions",
             to_do="Refresh it",
             is_passing=True,
         )

@@ -226,7 +226,9 @@ def _plan_move(catalog: Catalog, given: Values) -> Plan:
 def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
     by = given.get("by", mover.By.SIZE)
     if by not in list(mover.By):
-        raise BadArgument(f"nodes can't be made even by {str(by)[:40]!r}", hint="By size, rows or writes.")
+        raise BadArgument(
+            f"nodes can't be balanced by {str(by)[:40]!r}", hint="Balance by size, rows or writes."
+        )
     mover.require_none_open(catalog)
     found = mover.plan_balance(catalog, mover.By(by))
     lines = [
@@ -239,7 +241,7 @@ def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
             done = mover.carry_out(there, found.transfers, _OPTIONS, on_event)
         if left := [str(one) for one in done if isinstance(one, mover.NotMoved)]:
             raise MoveFailed(
-                "\n".join(left), hint="The other shards were moved. To try again, rebalance again."
+                "\n".join(left), hint="The other shards were moved. To move the rest, rebalance again."
             )
         return _results([one for one in done if isinstance(one, mover.Result)])
 
@@ -305,7 +307,7 @@ def _shard(catalog: Catalog, given: Values) -> int:
 def _name(given: Values, key: str) -> str:
     name = given.get(key)
     if not isinstance(name, str) or not name:
-        raise BadArgument(f"{key!r} has to name a node")
+        raise BadArgument(f"{key!r} must name a node")
     return name
 
 
@@ -338,10 +340,10 @@ def _require(connection: Connection, node: str, shard: int, state: str) -> None:
     if found is None:
         raise UnknownShard(
             f'the catalog places shard {shard} on node "{node}", which does not have it',
-            hint="Restore its schema there from a backup, or see what else can be done: shardids doctor",
+            hint="Restore its schema there from a backup, or see the other remedies: shardids doctor",
         )
     if found.state != state:
         raise ClusterConflict(
             f'shard {shard} on node "{node}" is {found.state}, not {state}',
-            hint="shardids doctor says what to do.",
+            hint="For the remedy: shardids doctor",
         )

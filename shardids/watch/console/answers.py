@@ -49,14 +49,14 @@ async def json_of(request: Request) -> dict[str, Any]:
         BadArgument: it holds none, or does not say that it is JSON, as the forms of other pages can't.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise BadArgument("the request has to be JSON", hint="Content-Type: application/json")
+        raise BadArgument("the request must be JSON", hint="Content-Type: application/json")
     body = await request.body()
     try:
         given = json.loads(body) if body else {}
     except (ValueError, RecursionError):
-        raise BadArgument("the request is no JSON") from None
+        raise BadArgument("the request is not valid JSON") from None
     if not isinstance(given, dict):
-        raise BadArgument("the request has to be a JSON object")
+        raise BadArgument("the request must be a JSON object")
     return given
 
 

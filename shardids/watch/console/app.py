@@ -186,7 +186,7 @@ class Console:
     async def _inspect(self, request: Request) -> Response:
         given = await json_of(request)
         if not isinstance(written := given.get("text"), str):
-            raise BadArgument("'text' has to be a text with IDs")
+            raise BadArgument("'text' must be a string with IDs")
         rows = given.get("look") is True
         seen = await run_in_threadpool(self._watcher.seen)
         return answer(await run_in_threadpool(inspect, written, seen, self._databases, rows=rows))

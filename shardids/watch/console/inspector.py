@@ -63,7 +63,10 @@ def inspect(written: str, seen: Seen, databases: Databases, *, rows: bool) -> Va
     layout = seen.known.layout
     ids, bad = read(written, layout)
     if not ids.size and not bad:
-        raise BadArgument("there is no ID in the text", hint="Decimal, 0x hex, or 13 characters of base 32.")
+        raise BadArgument(
+            "the text does not contain an ID",
+            hint="Write an ID in decimal, as 0x and hexadecimal digits, or as 13 characters of base 32.",
+        )
     first = [int(one) for one in ids[:MOST_SHOWN]]
     past = _past(databases, {layout.decode(one).shard for one in first})
     looked = look(databases, seen, layout, first, past.old_ids_below) if rows else None

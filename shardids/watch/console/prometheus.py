@@ -44,7 +44,7 @@ class Prometheus:
             raise BadArgument("the address of Prometheus is malformed") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadArgument(
-                "the address of Prometheus is malformed", hint="It looks like this: http://127.0.0.1:9090"
+                "the address of Prometheus is malformed", hint="For example: http://127.0.0.1:9090"
             )
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.shown = urlunsplit(
@@ -73,7 +73,7 @@ class Prometheus:
                     self._error = _reason(error)
                 self._asked = time.monotonic()
             if self._known is None or self._error is not None:
-                raise ConnectionFailed(f"Prometheus at {self.shown} gives no rates: {self._error}")
+                raise ConnectionFailed(f"can't read rates from Prometheus at {self.shown}: {self._error}")
             return self._known
 
     def _ask(self, nodes: Sequence[str], shards: Sequence[int]) -> Values:

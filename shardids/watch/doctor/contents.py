@@ -141,7 +141,7 @@ def sequence_behind(facts: ClusterFacts) -> Iterator[Found]:
             schemas = [node.shards[shard].schema for shard in shards if shard in node.shards]
             yield Found(
                 what=f'{table}.{column} in {named_shards(shards)} of node "{name}" has values above those of'
-                f" its sequence, {sequence}: the next will come twice, and its insert fail",
+                f" its sequence, {sequence}: its next value exists already, and the INSERT will fail",
                 to_do="Set the sequence past them",
                 commands=on_node(
                     name,
@@ -200,7 +200,7 @@ def claim_without_row(facts: ClusterFacts) -> Iterator[Found]:
         if one.without_row:
             yield Found(
                 what=f"look-up {one.name}: {one.without_row} of {one.claims} claims read have no row",
-                to_do="Now and then",
+                to_do="Delete them from time to time",
                 commands=in_shell(f"shardids lookup sweep {one.name}"),
                 thing=one.name,
             )
@@ -300,7 +300,7 @@ def counter_zone_differs(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'the days of tenant "{tenant}" end in zone {zone} in {named_shards(shards)}, and in'
                 f" {usual} in {named_shards([shard for shard in by_shard if by_shard[shard] == usual])}",
-                to_do="Give it one zone in all of them, this one or the other",
+                to_do="Give it the same zone in all of them",
                 commands=in_shell(
                     *(
                         f"shardids counter zone {shlex.quote(tenant)} {shlex.quote(usual)} --shard {shard}"

@@ -174,11 +174,11 @@ def extension_in_shard(facts: ClusterFacts) -> Iterator[Found]:
     for name, extension in _strays(facts, "extension"):
         schema = facts.nodes[name].shards[extension.shard].schema if extension.shard is not None else ""
         yield Found(
-            what=f'extension {extension.name} of node "{name}" is in schema {schema}: dropping that drops it,'
-            " and what uses it in other shards",
+            what=f'extension {extension.name} of node "{name}" is in schema {schema}: dropping the schema'
+            " drops it, and its dependent objects in other shards",
             to_do="Move it to a schema that no shard has"
             if extension.detail
-            else "It cannot be moved: create it again in another schema, with what uses it",
+            else "It cannot be moved: create it again in another schema, with its dependent objects",
             commands=on_node(name, f"alter extension {quoted(extension.name)} set schema public;")
             if extension.detail
             else (),
@@ -209,7 +209,7 @@ def in_doubt(facts: ClusterFacts) -> Iterator[Found]:
             what=f"transaction {one} was prepared on {named_nodes(names)} {age_s:,.0f} s ago,"
             f' and has not ended; node "{found[0][1].decider}" decides. Until it ends, its rows are locked,'
             " VACUUM removes no newer rows, and moves and migrations wait",
-            to_do="End it as was decided; roll it back if nothing was",
+            to_do="End it as decided; if nothing was decided, roll it back",
             commands=in_shell("shardids transactions --resolve"),
             nodes=names,
             thing=str(one),
@@ -305,8 +305,8 @@ def revision_unfinished(facts: ClusterFacts) -> Iterator[Found]:
     )
     for (name, direction, *revision), shards in grouped(unfinished).items():
         yield Found(
-            what=f'{named_shards(shards)} of node "{name}": revision {"".join(revision)} was interrupted half'
-            f" way {direction}",
+            what=f'{named_shards(shards)} of node "{name}": revision {"".join(revision)} was interrupted on'
+            f" the way {direction}",
             to_do="Finish it",
             commands=in_shell(f"shardids migrate {direction} --shards {shown_shards(shards)}"),
             nodes=(name,),

@@ -74,7 +74,7 @@ def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
                 yield Found(
                     what=f"{url} cannot be read as a node: {node.error.message}",
                     to_do=node.error.hint
-                    or f"If a new, empty node shall take its place: shardids node add {name} --url {url}",
+                    or f"To put a new, empty node in its place: shardids node add {name} --url {url}",
                     nodes=(name,),
                 )
         elif (node.server.name, node.server.cluster) != (name, facts.description.cluster):
@@ -93,7 +93,7 @@ def node_unread(facts: ClusterFacts) -> Iterator[Found]:
         if node.server and (error := node.error) and not isinstance(error, ConnectionFailed):
             is_passing = error.sqlstate in DROPPED_MEANWHILE and (facts.is_migrating or facts.moves)
             yield Found(
-                what=f"not all could be read: {error.message}",
+                what=f"the node could not be read completely: {error.message}",
                 to_do=error.hint or "Examine again, as a role that may read it",
                 nodes=(name,),
                 severity=Severity.INFO if is_passing else None,
@@ -319,7 +319,7 @@ def shard_unregistered(facts: ClusterFacts) -> Iterator[Found]:
                 yield Found(
                     what=f'schema {local.schema} of node "{name}" has a generator, but no row in'
                     " shardids.shard: it was copied here without it",
-                    to_do="If it shall issue IDs here, activate it; if it is not needed, drop the schema",
+                    to_do="To issue IDs here, activate it; if it is not needed, drop the schema",
                     commands=in_shell(f"shardids shard activate {local.shard}")
                     if placed and placed.node == name
                     else on_node(name, f"drop schema {quoted(local.schema)} cascade;"),

@@ -46,9 +46,9 @@ class ClusterCollector(Collector):
         self, catalog_url: str | URL, *, top: int = TOP, timeout_s: float = TIMEOUT_S, totals: bool = True
     ) -> None:
         if not 0 <= top <= MOST_TOP:
-            raise BadArgument(f"{top} shards of a node can't have series", hint=f"0 to {MOST_TOP} can.")
+            raise BadArgument(f"the number of shards with series must be 0 to {MOST_TOP}, not {top}")
         if not 0 < timeout_s <= 60:
-            raise BadArgument(f"a reading can't take up to {timeout_s:g} s", hint="Give up to 60 s.")
+            raise BadArgument(f"the timeout must be above 0 and at most 60 s, not {timeout_s:g}")
         self._asker = Asker(catalog_url, timeout_s=timeout_s)
         self._top = top
         self._totals = totals

@@ -112,7 +112,7 @@ def write(collector: ClusterCollector, path: Path) -> None:
         # The system names the other file, which is gone, or none at all.
         raise ShardidsError(
             f"can't write {path}: {error.strerror or error}",
-            hint="Its folder has to exist, to have room, and to take new files of this user.",
+            hint="Check that its folder exists, has free space, and is writable by this user.",
         ) from error
 
 

@@ -194,7 +194,7 @@ def answer(url: str, query: str) -> Iterator[IO[bytes]]:
             ):
                 columns = rows.cursor.pgresult.nfields if rows.cursor.pgresult else 1
                 if columns != 1:
-                    raise BadArgument(f"the query has {columns} columns", hint="Ask only for the IDs.")
+                    raise BadArgument(f"the query has {columns} columns", hint="Select only the IDs.")
                 for row in rows:
                     file.write(row)
         except psycopg.Error as error:
