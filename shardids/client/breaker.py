@@ -87,8 +87,7 @@ class Breaker:
         if self._on_refused is not None:
             self._on_refused(self.node)
         raise NodeDown(
-            f'no connection is tried to node "{self.node.name}": the last {FAILURES} attempts failed:'
-            f" {self._reason}",
+            f'not connecting to node "{self.node.name}": the last {FAILURES} attempts failed: {self._reason}',
             hint=f"The next attempt is in {left_s:.1f} s. If the node is lost:"
             f" shardids node replace {self.node.name} --dry-run",
         )

@@ -422,7 +422,8 @@ class Rows(Protocol):
 class OwnRows:
     """A reader of rows with the session's role, as for its other statements.
 
-    ``engine_of`` gives a node's engine."""
+    ``engine_of`` gives a node's engine.
+    """
 
     def __init__(self, engine_of: Callable[[Node], Engine], schema_of: Callable[[int], str]) -> None:
         self._engine_of = engine_of

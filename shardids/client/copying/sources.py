@@ -139,7 +139,7 @@ def _arrow(rows: Any) -> RowSource:
 
 
 def of_batches(batches: Iterable[Any]) -> Iterator[list[Row]]:
-    """Return the rows of Arrow's record batches."""
+    """Yield the rows of Arrow's record batches."""
     for batch in batches:
         for start in range(0, batch.num_rows, CHUNK):
             part = batch.slice(start, CHUNK)

@@ -378,7 +378,7 @@ def _written_out(number: int) -> Any:
 
 
 def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
-    """Return the keys of a statement's ORDER BY.
+    """Yield the keys of a statement's ORDER BY.
 
     Raises:
         CannotCombine: one of them is text that is not the name of a column.

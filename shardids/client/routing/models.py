@@ -453,7 +453,7 @@ def how_it_tells(column: object) -> Tells | None:
 
 
 def _referred(column: Column[Any]) -> Iterator[Column[Any]]:
-    """Return the column, and all that its foreign keys lead to."""
+    """Yield the column, and all that its foreign keys lead to."""
     seen = {column}
     todo = [column]
     while todo:

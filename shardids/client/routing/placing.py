@@ -154,7 +154,7 @@ def _agreed(signs: Iterable[Sign], about: State) -> int:
 
 
 def new_relatives(state: State) -> Iterator[State]:
-    """Return the objects that were attached by a relationship over a foreign key, at either end of it."""
+    """Yield the objects that were attached by a relationship over a foreign key, at either end of it."""
     facts = facts_of(state.mapper)
     for name in facts.relatives:
         if name in state.dict or name in facts.streamed:

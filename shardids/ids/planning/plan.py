@@ -121,9 +121,10 @@ def require_aware(now: datetime) -> None:
 
 
 def _nodes_without_shards(load: Load, node: Node, shards: int) -> Iterator[str]:
-    """Yield the parts that lack shards for their nodes: a shard is on one node.
+    """Yield a message if a part takes more nodes than there are shards: a shard is on one node.
 
-    Between these years, each part only rises or only falls."""
+    Between these years, each part only rises or only falls.
+    """
     ends = {0.0, load.years, min(load.keep_years or 0.0, load.years)}
     parts = [(part, year, what) for year in sorted(ends) for what, part in node.parts(load, year).items()]
     most, year, what = max(parts, key=lambda one: one[0])
@@ -252,7 +253,10 @@ def _shards(load: Load, nodes: int, each: int) -> int:
 
 
 def _default(load: Load, nodes: int, now: datetime) -> tuple[Layout, int] | None:
-    """Return eight shards per node, to spread evenly and let a full node give some away; at least two."""
+    """Return the default layout and its number of shards; ``None`` if it does not hold the load.
+
+    It plans eight shards per node, which spread evenly and let a full node give some away; at least two.
+    """
     for spread in _SPREADS[:-1] if DEFAULT.years_left(now) >= load.years else ():
         shards = _shards(load, nodes * spread, DEFAULT.ids_per_second)
         if shards <= DEFAULT.shard_limit:
@@ -261,7 +265,7 @@ def _default(load: Load, nodes: int, now: datetime) -> tuple[Layout, int] | None
 
 
 def _own(load: Load, nodes: int, now: datetime) -> tuple[Layout, int]:
-    """Return the fewest bits of time, and with them the fewest shards; if too few, the most of both."""
+    """Return a layout with the fewest bits of time, and its fewest shards; at most the widest of both."""
     epoch = datetime(now.year, 1, 1, tzinfo=UTC)
     needed_ms = (now - epoch) / timedelta(milliseconds=1) + load.years * 365.2425 * 86_400_000
     time_bits = next((bits for bits in _TIME_BITS if 1 << bits > needed_ms + 1), _TIME_BITS[-1])

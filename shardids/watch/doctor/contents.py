@@ -15,7 +15,7 @@ from shardids.watch.facts.cluster import ClusterFacts, KindOfShard, Sample
 
 
 def _misplaced(facts: ClusterFacts, said_by: str) -> Iterator[tuple[str, list[Sample]]]:
-    """Return the samples with wrong rows, by node and column."""
+    """Yield the samples with wrong rows, by node and column."""
     for name, node in facts.nodes.items():
         columns: dict[tuple[str, str], list[Sample]] = {}
         for sample in node.samples:

@@ -430,7 +430,7 @@ def _usual(variants: Mapping[int, str | None]) -> str | None:
 
 
 def _essential(differences: Sequence[Difference]) -> Iterator[Difference]:
-    """Return the differences without those that follow from others, as the columns of a missing table."""
+    """Yield the differences without those that follow from others, as the columns of a missing table."""
     differences = sorted(differences, key=lambda one: (one[0][0] != "table", one[0]))
     things = {thing for thing, *_ in differences}
     gone = {

@@ -207,7 +207,7 @@ def _node_facts(
     adopted: Adopted,
     regions: Sequence[Region],
 ) -> Iterator[dict[str, Any]]:
-    """Return fields of :class:`NodeFacts`, as they become known."""
+    """Yield fields of :class:`NodeFacts`, as they become known."""
     yield {"clock": clock.compare(connection)}
     engines = read(connection, "doctor/node.v1", Installation)
     if len(engines) != 1:

@@ -30,7 +30,7 @@ class NodeState:
 
     Attributes:
         name: the node's name, as it has it.
-        cluster: the cluster's, as the node has it.
+        cluster: the identity of its cluster, as the node has it.
         on_copy: whether its shards refuse to draw on another server, or warn.
         read_only_source: the source of the setting ``default_transaction_read_only``.
         database: the database's name, and ``role`` the session's role.

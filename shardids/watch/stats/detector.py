@@ -280,7 +280,7 @@ def _silences(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
 
 
 def _longest_gaps(used: npt.NDArray[np.intp], so_far: Floats, end: int) -> Iterator[tuple[int, int, float]]:
-    """Return the two gaps with most of the others' IDs, if they are twice as large as any third."""
+    """Yield the two gaps with most of the others' IDs, if they are twice as large as any third."""
     after = np.r_[used[1:], end]
     others = so_far[after] - so_far[used + 1]
     order = np.argsort(others)[::-1]

@@ -230,7 +230,7 @@ def _longest(goes_on: npt.NDArray[np.bool_], start: npt.NDArray[np.intp]) -> Int
 
 
 def _outside(ordered: Integers, first_ms: int, last_ms: int) -> Iterator[Anomaly]:
-    """Return the IDs outside of the series, before it and after it."""
+    """Yield the IDs outside of the series, before it and after it."""
     before, after = np.searchsorted(ordered, first_ms), np.searchsorted(ordered, last_ms, "right")
     for far, where in ((ordered[:before], "before"), (ordered[after:], "after")):
         if far.size:
@@ -261,7 +261,7 @@ def _future(shards: ByShard, now_ms: int, bounds: Thresholds) -> Iterator[Anomal
 def _jumps(
     numbers: Integers, row: npt.NDArray[np.intp], ms: Integers, bounds: Thresholds
 ) -> Iterator[Anomaly]:
-    """Return shards with several IDs in a row among others of another time."""
+    """Yield shards with several IDs in a row among others of another time."""
     off = against_neighbours(ms)
     bound = max(bounds.clock_ms, bounds.deviations * NORMAL * float(np.median(np.abs(off))))
     side = np.where(off > bound, 1, np.where(off < -bound, -1, 0))
