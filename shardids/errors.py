@@ -12,8 +12,8 @@ from collections.abc import Mapping
 class ShardidsError(Exception):
     """Root of all errors that shardids raises.
 
-    ``message`` says what is wrong, and names the thing, the shard and the node; ``hint`` says what to do
-    next, and may be empty. ``sqlstate`` is the PostgreSQL error code, if there is one.
+    ``message`` describes the error, and names the thing, the shard and the node; ``hint`` gives the next
+    step, and may be empty. ``sqlstate`` is the PostgreSQL error code, if the error has one.
     """
 
     sqlstate: str | None = None

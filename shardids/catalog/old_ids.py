@@ -110,7 +110,7 @@ def _below(wanted: int | None, there: int | None, lowest_new: int) -> int:
         return there
     if lowest_new < 1:
         raise BadArgument(
-            "the cluster's epoch is so late that its IDs begin at 0: old IDs can't be told from them",
+            "the cluster's epoch is so late that its IDs begin at 0: old and new IDs would overlap",
             hint="Make the cluster with an epoch of some days before its first ID: --layout T-S-Q@EPOCH_MS",
         )
     return checked_integer(
@@ -259,5 +259,5 @@ def _swapped(numbers: array[int]) -> array[int]:
 def _two_shards(table: str, id_: int, one: int, other: int) -> ClusterConflict:
     return ClusterConflict(
         f"{table}: ID {id_} would be in two shards, {one} and {other}",
-        hint="An ID is of one row. See where it is, and delete the other.",
+        hint="Compare the two rows, and delete the wrong one.",
     )

@@ -25,7 +25,7 @@ def init(
     layout: Annotated[
         str, typer.Option(metavar="NAME|T-S-Q[@EPOCH_MS]", help=f"{LAYOUTS}; fixed for good.")
     ] = "default",
-    schema_prefix: Annotated[str, typer.Option(help="What schema names of shards start with.")] = "shard_",
+    schema_prefix: Annotated[str, typer.Option(help="Prefix of the names of shards' schemas.")] = "shard_",
 ) -> None:
     """Create the catalog of a new cluster. Idempotent."""
     from shardids.migrate.install import provision

@@ -49,7 +49,7 @@ def stats(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Where --query is asked: postgresql://user@host/database"),
+        typer.Option(metavar="URL", help="The database that runs --query: postgresql://user@host/database"),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Name lines that are not IDs, and go on.")
@@ -76,7 +76,9 @@ def stats(
     from shardids.watch.stats.measured import of
 
     if (query is None) != (url is None):
-        raise BadArgument("--query and --url go together", hint="The one is asked, the other says where.")
+        raise BadArgument(
+            "--query and --url go together", hint="--query is the query, --url the database that runs it."
+        )
     if query is not None:
         _refuse_of_file({"FILE": file, "--column": column, "--delimiter": delimiter})
     if delimiter is not None and column is None:

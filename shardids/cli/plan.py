@@ -43,7 +43,7 @@ def plan(
     run: Run,
     ids_per_second: Annotated[str, typer.Option(metavar="N", help="The mean today: 50000, or 50k.")],
     peak: Annotated[
-        str, typer.Option(metavar="Nx", help="How many times the mean the busiest second is.")
+        str, typer.Option(metavar="Nx", help="The load of the busiest second, as a multiple of the mean.")
     ] = "1x",
     years: Annotated[float, typer.Option(help="For how long.")] = 10.0,
     growth: Annotated[str, typer.Option(metavar="N%/y", help="How the mean grows: 40%/y, or 2%/m.")] = "0%/y",
@@ -58,7 +58,7 @@ def plan(
         ),
     ] = None,
     node_rows: Annotated[
-        str, typer.Option(metavar="N", help="Rows a second that a node commits; measure yours.")
+        str, typer.Option(metavar="N", help="Rows per second that a node commits; measure yours.")
     ] = "10k",
     node_disk: Annotated[
         str, typer.Option(metavar="N", help="A node's disk: 2TB. It is full at 80 %.")
@@ -235,9 +235,9 @@ def _print(
     out.print(f"\nWith the {nodes} of year 0, what ends first:")
     for one in plan.limits:
         out.print(f"  {one.what}: {_when(one.year)}; {one.message}")
-    crowded = [one.message for one in plan.limits if one.what == "shards a node" and not one.year]
+    crowded = [one.message for one in plan.limits if one.what == "shards per node" and not one.year]
     print_warnings(
-        f"shards a node: {message}; measure yours, or begin with more nodes" for message in crowded
+        f"shards per node: {message}; measure yours, or begin with more nodes" for message in crowded
     )
     out.print("\nKeys and one foreign key a row, with their indexes, after 10 years:")
     for kind, size in keys.items():

@@ -85,7 +85,8 @@ def assign(
 def list_regions(
     run: Run,
     name: Annotated[
-        str | None, typer.Argument(metavar="[REGION]", help="Of this one, how many shards each node holds.")
+        str | None,
+        typer.Argument(metavar="[REGION]", help="Show only this region, with the number of shards per node."),
     ] = None,
 ) -> None:
     """List the regions, their shards and nodes, and how many of the shards live elsewhere."""

@@ -147,7 +147,8 @@ def list_shards(
 def accept_schema(
     run: Run,
     like: Annotated[
-        int | None, typer.Option(metavar="SHARD", help="The shard to go by, where shards differ.")
+        int | None,
+        typer.Option(metavar="SHARD", help="The shard whose schema is recorded, if shards differ."),
     ] = None,
 ) -> None:
     """Record the present schema of the shards as the one that they must have.
@@ -202,10 +203,12 @@ MaxPauseOption = Annotated[
 ]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Compare all rows afterwards.")]
 By = Literal["size", "rows", "writes"]
-ByOption = Annotated[By, typer.Option("--by", help="What to make even over the nodes.")]
+ByOption = Annotated[By, typer.Option("--by", help="The quantity to balance over the nodes.")]
 MarginOption = Annotated[
     float | None,
-    typer.Option(min=0, help="How far a node may be from the mean, as a part of it.", show_default="0.1"),
+    typer.Option(
+        min=0, help="Tolerated distance of a node from the mean, as a part of the mean.", show_default="0.1"
+    ),
 ]
 
 

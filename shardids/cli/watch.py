@@ -211,19 +211,20 @@ def console(
     listen: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="Where to listen. Elsewhere than on loopback, a token is asked for."
+            metavar="HOST:PORT", help="Address to listen on. Addresses other than loopback require a token."
         ),
     ] = "127.0.0.1:8088",
     host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="A name that browsers may ask for it by, beside addresses; repeatable."
+            metavar="NAME",
+            help="A host name that browsers may use for the console, besides addresses; repeatable.",
         ),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Ask for the token in this file. Else one is made up where it is needed."
+            metavar="FILE", help="Require the token in this file; without it, one is generated if necessary."
         ),
     ] = None,
     allow_actions: Annotated[
@@ -307,7 +308,7 @@ def _print_file(name: str, max_skew: str | None) -> None:
     if max_skew is not None:
         seconds = parse_duration_ms(_SKEWS.get(max_skew, max_skew)) / 1000
         if not seconds:
-            raise BadArgument("a skew of 0 is exceeded by every clock", hint="Write 100ms, for example.")
+            raise BadArgument("--max-skew must be above 0", hint="Write 100ms, for example.")
         text = text.replace(_SKEW_RULE.format(1), _SKEW_RULE.format(f"{seconds:g}"))
     typer.echo(text, nl=False)
 
@@ -331,7 +332,7 @@ def metrics(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="A name that Prometheus asks it by, besides addresses; repeatable."
+            metavar="NAME", help="A host name that Prometheus may use, besides addresses; repeatable."
         ),
     ] = None,
     once: Annotated[
@@ -376,7 +377,7 @@ def metrics(
     if once:
         refuse("to --once", listen=listen != _METRICS_AT, host=host)
     elif textfile is not None:
-        raise BadArgument("--textfile is for --once", hint="Run it again and again, from cron for example.")
+        raise BadArgument("--textfile is for --once", hint="Run it periodically, for example from cron.")
     # The first of these says which extra is missing.
     from shardids.watch.metrics import ClusterCollector  # isort: skip
     from shardids.watch.metrics import serving

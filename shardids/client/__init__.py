@@ -1,4 +1,4 @@
-"""What applications import: a cluster's sessions and IDs.
+"""The part that applications import: a cluster's sessions and IDs.
 
 ``cluster`` has :class:`Cluster`, ``shard`` one of its shards, ``async_cluster`` the asyncio form of both,
 ``routing`` the session over all shards. ``placement`` keeps the placement current, and decides what

@@ -141,7 +141,7 @@ class AsyncShard:
     async def run(
         self, fn: Callable[[Any], Awaitable[T]], *, patience_s: float = PATIENCE_S, **options: Any
     ) -> T:
-        """Await ``fn(session)`` in one transaction on the shard, commit, and return what it returned.
+        """Await ``fn(session)`` in one transaction on the shard, commit, and return its result.
 
         If the shard has moved, or is about to, the transaction is repeated: ``fn`` may run several times. See
         :meth:`shardids.Shard.run`, also for the errors. ``options`` are those of :meth:`session`;
@@ -170,8 +170,8 @@ class AsyncCluster:
     ask a server are awaited, the others are not. The catalog is read, and listened to, in threads.
 
     Attributes:
-        sync_cluster: what is wrapped. Its engines are those of the async driver, one a node: they can be
-            used inside ``run_sync`` only.
+        sync_cluster: the wrapped cluster. Its engines use the async driver, one engine per node: they work
+            inside ``run_sync`` only.
     """
 
     def __init__(self, sync_cluster: Cluster) -> None:
@@ -353,9 +353,9 @@ class AsyncCluster:
     async def copy(self, table: Any, rows: Any, **options: Unpack[CopyOptions]) -> CopyReport:
         """Copy rows into their shards by COPY; see :meth:`shardids.Cluster.copy`, also for the errors.
 
-        It runs in threads, over connections of its own, one a node, which have the ``connect_args`` of the
-        cluster's and no other engine options. ``rows`` are read in a thread, or in the loop if they are an
-        async iterable; ``on_progress`` is called in the loop. A cancelled copy ends as one that failed.
+        It runs in threads and opens one connection per node, with the cluster's ``connect_args`` and no
+        other engine options. A thread reads ``rows``, or the loop if they are an async iterable;
+        ``on_progress`` is called in the loop. A cancelled copy ends as a failed one does.
         """
         cluster = self.sync_cluster
         return await copied_in_thread(cluster, table, rows, cluster._copy_settings(options))

@@ -1,4 +1,4 @@
-"""Draws IDs over a connection, one by one or in blocks that need no further round trip."""
+"""IDs drawn over a connection, one by one or in blocks that need no further round trip."""
 
 from __future__ import annotations
 

@@ -87,10 +87,9 @@ class Breaker:
         if self._on_refused is not None:
             self._on_refused(self.node)
         raise NodeDown(
-            f'node "{self.node.name}" is not asked, as {FAILURES} attempts to connect failed in a row:'
-            f" {self._reason}",
-            hint=f"It is tried again in {left_s:.1f} s. If it is lost: shardids node replace {self.node.name}"
-            " --dry-run",
+            f'not connecting to node "{self.node.name}": the last {FAILURES} attempts failed: {self._reason}',
+            hint=f"The next attempt is in {left_s:.1f} s. If the node is lost:"
+            f" shardids node replace {self.node.name} --dry-run",
         )
 
     @contextmanager

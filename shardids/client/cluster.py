@@ -120,9 +120,9 @@ class Cluster:
         With ``listen=False`` only :meth:`refresh` and :meth:`run` notice a change of the placement: for short
         programs, and for catalogs behind PgBouncer in transaction mode, which drops notifications.
 
-        ``meter`` is one of OpenTelemetry, by which sessions, retries, refusals, fan-outs and the time of
-        statements are counted. ``tracer`` is one of OpenTelemetry, which gets spans of sessions, of
-        statements and of what :meth:`run` repeats.
+        ``meter`` is an OpenTelemetry meter: it counts sessions, retries, refusals and fan-outs, and records
+        the duration of statements. ``tracer`` is an OpenTelemetry tracer: it gets spans of sessions, of
+        statements and of the repetitions of :meth:`run`.
 
         ``engine_options`` (``pool_size``, ``echo``, ``connect_args`` …) go to
         :func:`sqlalchemy.create_engine` for each node. The nodes are logged in to as the
@@ -170,7 +170,7 @@ class Cluster:
 
     @property
     def old_ids(self) -> KnownOldIds | None:
-        """What is known of IDs that were issued before the cluster; ``None`` if no table was adopted."""
+        """The shards of IDs that were issued before the cluster; ``None`` if no table was adopted."""
         return None if self._followed.old_ids is None else self._old_ids
 
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
@@ -195,20 +195,21 @@ class Cluster:
         """
         if self._followed.old_ids is not None and self._old_ids.has(id_):
             raise BadArgument(
-                f"ID {id_} was issued before this cluster: it tells neither a time nor a shard",
-                hint="The shard of a row: cluster.shard_of(id, of=User)",
+                f"ID {id_} was issued before this cluster: it contains no time and no shard",
+                hint="To find the shard of its row: cluster.shard_of(id, of=User)",
             )
         return self.layout.decode(id_)
 
     def shard_of(self, id_: int | UUID, *, of: Any = None) -> int:
-        """Return the shard in which an ID was born; of an old one, the shard of its row.
+        """Return the shard that issued an ID; for an old ID, the shard of its row.
 
-        An old ID was issued before the cluster, and rows of several tables may have it: ``of`` is the mapped
-        class, the table or its name. For new IDs it may be left out. The catalog or, by rule ``fan-out``,
-        every shard is asked for what is not known yet. With ``of``, the primary key may be a sharding key.
+        An old ID was issued before the cluster, and rows of several tables may have it: ``of`` names the
+        mapped class, the table or its name. New IDs do not need it. For an old ID that it has not seen yet,
+        this asks the catalog or, by rule ``fan-out``, every shard. With ``of``, the primary key may be a
+        sharding key.
 
         Raises:
-            BadArgument: it is not an ID of this cluster, or an old one of a table that is not named or was
+            BadArgument: it is not an ID of this cluster, or an old ID without ``of``, or of a table that was
                 not adopted.
             UnknownId: an ID of no shard of this cluster, or an old one that no row had.
         """
@@ -298,23 +299,23 @@ class Cluster:
         ``of``, beside ``id``, says whose ID it is, for those that were issued before the cluster: see
         :meth:`shard_of`. ``lookup`` is a criterion on a look-up key.
 
-        ``after`` is an ID, or several: what the shard's sessions write answers their rows, and the IDs of its
-        rows sort after them, whatever the nodes' clocks show. Each transaction begins with a look at the
-        shard, which is raised if it has to be; see ``docs/explanation/order.md``.
+        ``after`` is an ID, or several: rows that the shard's sessions write get IDs that sort after them,
+        whatever the nodes' clocks show. Each transaction first checks the shard, and raises it if necessary;
+        ``docs/explanation/order.md`` describes this.
 
         Raises:
             BadArgument: not exactly one of ``key``, ``id``, ``lookup`` and ``shard``, or one out of range, or
-                no such region; or ``after`` is no ID of this cluster, or an old one.
+                no such region; or ``after`` is not an ID of this cluster, or an old one.
             UnknownValue: no row has the value of a look-up key.
             UnknownId: an old ID that no row had.
         """
         # A criterion has no truth value, so it is not compared.
         if (key is None) + (id is None) + (lookup is None) + (shard is None) != 3:
-            raise BadArgument("a shard is named by exactly one of key=, id=, lookup= and shard=")
+            raise BadArgument("name a shard by exactly one of key=, id=, lookup= and shard=")
         if of is not None and id is None:
-            raise BadArgument("of= says whose ID it is, and goes with id=")
+            raise BadArgument("of= names the table of an ID, and requires id=")
         if region is not None and key is None:
-            raise BadArgument("region= says among which shards a key is, and goes with key=")
+            raise BadArgument("region= names the region of a key, and requires key=")
         if key is not None:
             number = self.shard_for(key, region=region)
         elif id is not None:
@@ -355,13 +356,13 @@ class Cluster:
     ) -> Theirs: ...
 
     def sharded_session(self, *, fan_out: FanOut = "all", **options: Any) -> Session:
-        """Return a SQLAlchemy session over all shards, with one connection and one transaction a node.
+        """Return a SQLAlchemy session over all shards, with one connection and one transaction per node.
 
-        Objects are written where their sharding key, their ID or their parents say. Statements go to the
-        shards that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; those that name
-        none go to all shards. The rows of several shards are merged; what PostgreSQL has to compute over
-        them, the query node computes. It sees what is committed, so it is not asked about tables that the
-        session has written to.
+        The sharding key, the ID or the parents of an object determine its shard. Statements go to the shards
+        that their criteria name, as ``User.id == …`` and ``User.name.in_([…])`` do; statements that name no
+        shard go to all. The session merges the rows of several shards; the query node computes everything
+        that needs PostgreSQL over all of them. The query node sees committed rows only, so the session does
+        not ask it about tables that it has written to.
 
         ``fan_out`` says which statements may concern several shards: ``"all"``, those whose criteria name
         the shards (``"named"``), or none (``"never"``); others are refused. ``options`` go to
@@ -370,10 +371,11 @@ class Cluster:
         A statement that fails in one shard fails the transaction on all nodes. COMMIT is one node after
         another: a transaction that writes to two is not atomic unless ``twophase=True``.
 
-        With ``twophase=True`` what is written to several nodes is committed on all of them or on none. All
-        nodes but one prepare it; that one commits together with a row that decides for the others. ``shardids
-        transactions --resolve`` ends what a client that died has left prepared. A transaction that wrote to
-        one node is committed as without it. Each node is asked once whether it allows prepared transactions.
+        With ``twophase=True`` a transaction commits on all nodes that it wrote to, or on none. All these
+        nodes except one prepare it; that one commits it together with a row that decides for the others.
+        ``shardids transactions --resolve`` ends transactions that a dead client left prepared. A transaction
+        that wrote to one node commits as without it. The session checks once per node that the node allows
+        prepared transactions.
 
         Raises:
             UnsupportedServer: ``twophase=True``, and a node allows no prepared transactions.
@@ -409,18 +411,18 @@ class Cluster:
         return ReferenceSession(self._engines.of(node), **waiting, **options)
 
     def copy(self, table: Any, rows: Any, **options: Unpack[CopyOptions]) -> CopyReport:
-        """Copy rows into their shards by COPY, over all nodes at once; return how many each shard got.
+        """Copy rows into their shards by COPY, over all nodes at once; return the number per shard.
 
         ``table`` is a ``Table`` or a mapped class. ``rows`` is an iterable of mappings, of named tuples, or
         of tuples whose ``columns`` are named; a polars ``DataFrame``; or an Arrow table or record batch
         (pyarrow). All rows have the same columns. IDs are reserved for rows without one; a column
         that the rows lack gets its default, in Python or on the server. Values are written as an INSERT would
-        write them, but for SQL expressions.
+        write them, except SQL expressions.
 
-        A row's shard is told by what the model says: sharding key, ID, foreign keys to either. ``key`` names
-        the column to shard by where it does not, ``region`` the region of all keys, and ``id`` a column that
-        holds IDs; ``shard`` is one for all rows. What tells the shard agrees in each row, and the named
-        column is not NULL.
+        The model determines a row's shard: by its sharding key, its ID, or foreign keys to either. Without
+        these, ``key`` names the column to shard by, ``region`` the region of all keys, and ``id`` a column
+        that holds IDs; ``shard`` is one for all rows. The columns that determine the shard agree in each row,
+        and the named column is not NULL.
 
         Up to ``rows_a_transaction`` rows of a shard (50,000) are a transaction, and at most ten times as many
         are in memory. It is not one transaction: when it fails, each shard has the first of its rows, in the
@@ -432,8 +434,9 @@ class Cluster:
         IDs.
 
         Raises:
-            BadArgument: the table or the columns are unfit. Nothing was copied.
-            CopyFailed: it stopped; it says where and why, and how many rows of each shard are committed.
+            BadArgument: the table or the columns do not fit. Nothing was copied.
+            CopyFailed: the copy stopped; the error says where and why, and how many rows of each shard are
+                committed.
         """
         from shardids.client.copying.copy import copy_rows  # noqa: PLC0415  # loaded by those who copy
 
@@ -462,7 +465,7 @@ class Cluster:
         number = shard if type(shard) is int else as_integer("a shard", shard)
         if not 0 <= number < self.shard_count:
             raise BadArgument(
-                f"there is no shard {shown(number)} in this cluster",
+                f"shard {shown(number)} does not exist in this cluster",
                 hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
             )
         return number

@@ -116,7 +116,7 @@ class NodeEngines:
     def for_copying(self) -> NodeEngines:
         """Return engines of psycopg's blocking mode, with the same logins and ``connect_args``.
 
-        For one copy: a connection a node.
+        They serve one copy, with one connection per node.
         """
         arguments = dict(self._options.get("connect_args", {}))
         options = {"connect_args": arguments, "pool_size": 1}

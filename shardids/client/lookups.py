@@ -1,6 +1,6 @@
-"""Claims the values of look-up keys before their rows are committed, and finds rows by them.
+"""Claims on the values of look-up keys, made before their rows are committed, and searches by them.
 
-A session writes its rows, claims their values here, over connections of its own, and then commits. Why no two
+A session writes its rows, claims their values here, over separate connections, and then commits. Why no two
 rows with one value can both be committed: ``docs/decisions/0035-unique-over-shards.md``.
 """
 
@@ -40,10 +40,10 @@ _LOCKS: Final = 20
 _ROUNDS: Final = 50
 """How often to begin again with values that others claim, take over and give up at the same time."""
 _FRESH_S: Final = 1.0
-"""How long to wait for the placement, to be sure that the node that was asked is a shard's."""
+"""How long to wait for the placement that confirms that the asked node owns the shard."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 _TRANSIENT: Final = ("40001", "40P01")
-"""What a statement fails with because of others, and not a second time."""
+"""Errors that concurrent transactions cause, and that a repetition avoids."""
 _ATTEMPTS: Final = 50
 
 
@@ -85,7 +85,7 @@ class Claims:
             raise taken(lookup, value)
 
     def claim_committed(self, lookup: Lookup, shard: int, values: Sequence[Value]) -> list[Value]:
-        """Claim the values of committed rows of a shard; return those that a row of another shard has, too.
+        """Claim the values of committed rows of a shard; return those that a row of another shard also has.
 
         Raises:
             LookupBusy, ClusterConflict: as :meth:`claim` does.
@@ -135,7 +135,7 @@ class Claims:
         return given_up
 
     def ask(self, shard: int, statement: str, *given: Any) -> list[Any]:
-        """Run a statement in a transaction of its own on the owner of a shard, and return its rows."""
+        """Run a statement in its own transaction on the owner of a shard, and return its rows."""
         found: list[Any] = []
         self._at_owners(
             [shard], lambda node, _: found.extend(run_alone(self._engine_of(node), statement, given))
@@ -178,7 +178,7 @@ class Claims:
     def _claim_free(
         self, lookup: Lookup, registered: RegisteredLookup, rows: Mapping[Value, int]
     ) -> set[Value]:
-        """Claim values that no other shard has claimed, in a statement a node; return them."""
+        """Claim values that no other shard has claimed, in one statement per node; return them."""
         type_ = SQL_TYPES[lookup.kind.__name__]
         by_shard = self._by_claims(rows)
         held: set[Value] = set()
@@ -222,7 +222,8 @@ class Claims:
             left = {value: shard for value, shard in left.items() if value not in done}
         if left:
             raise LookupBusy(
-                f"{lookup}: others claim {shown(next(iter(left)))} and give it up again, {_ROUNDS} times",
+                f"{lookup}: can't claim {shown(next(iter(left)))}: other transactions have claimed and"
+                f" released it {_ROUNDS} times",
                 hint="Run the transaction again.",
             )
 
@@ -305,8 +306,8 @@ class Claims:
             f"{lookup}: {claimed}, and transactions that have written to {lookup.table} there, or vacuum or"
             f" alter it, have not ended for {2 * _LOCK_MS * _LOCKS / 1000:g} s (process IDs there:"
             f" {', '.join('prepared' if pid is None else str(pid) for pid in pids) or 'none any more'})",
-            hint="Run it again when they have. If it is this transaction itself: a value leaves its shard in"
-            " one, and is written in another shard in the next.",
+            hint="Run it again when they have ended. If this transaction itself moves a value between shards:"
+            " delete the value in one transaction, and write it in the next.",
         )
 
     def _exists(self, shard: int) -> bool:
@@ -337,11 +338,11 @@ class Claims:
 
 
 def _require_same(lookup: Lookup, wanted: Collection[Value], held: Iterable[Value]) -> None:
-    """Refuse what the column makes another value of, as ``varchar(n)`` does of text that ends in spaces."""
+    """Refuse a value that the column changes, as ``varchar(n)`` cuts spaces off the end of a text."""
     for value in held:
         if value not in wanted:
             raise BadArgument(
-                f"{lookup} stores {shown(repr(value))} for a value that is not equal to it",
+                f"the column of {lookup} changes the value: it stores {shown(repr(value))}",
                 hint="Give the value as the column stores it, without spaces at its end.",
             )
 
@@ -350,7 +351,7 @@ def shard_of_criterion(criterion: Any, claims: Claims) -> int:
     """Return the shard of the row that a criterion on a look-up key finds, ``User.email == "…"``.
 
     Raises:
-        BadArgument: it is no such criterion, or the look-up is not ready.
+        BadArgument: it is another criterion, or the look-up is not ready.
         UnknownValue: no row has the value.
     """
     sides = (getattr(criterion, "left", None), getattr(criterion, "right", None))
@@ -359,8 +360,8 @@ def shard_of_criterion(criterion: Any, claims: Claims) -> int:
     is_equal = getattr(criterion, "operator", None) is operators.eq
     if lookup is None or not is_equal or not isinstance(sides[1], BindParameter):
         raise BadArgument(
-            f"lookup={criterion} is not a look-up key that equals a value",
-            hint='lookup=User.email == "…", where email was made by lookup_key().',
+            f"lookup={criterion} does not compare a look-up key with a value",
+            hint='Write lookup=User.email == "…", where email is a lookup_key().',
         )
     value = claimed_value(lookup, sides[1].effective_value, sides[1].type)
     found = claims.shards_of(lookup, [value])
@@ -368,7 +369,7 @@ def shard_of_criterion(criterion: Any, claims: Claims) -> int:
         found = claims.shards_of(lookup, [value])
     if found is None:
         raise BadArgument(
-            f"rows of {lookup} can't be looked up yet: not all that were there are claimed",
+            f"look-up {lookup} is not ready: values of some existing rows are not claimed",
             hint=f"To claim them: shardids lookup backfill {lookup}",
         )
     if value not in found and claims.claims_are_elsewhere(lookup, value):
@@ -381,7 +382,7 @@ def shard_of_criterion(criterion: Any, claims: Claims) -> int:
 def run_alone(
     engine: Engine, statement: str, given: Sequence[Any] = (), *, before: str = ""
 ) -> Sequence[Any]:
-    """Run a statement in a transaction of its own; one that others made impossible, again.
+    """Run a statement in its own transaction; repeat it after a conflict with other transactions.
 
     The engine is in autocommit mode. ``before`` begins a transaction, which is then rolled back.
     """
@@ -406,7 +407,7 @@ def attempted(run: Callable[[], T]) -> T:
 
 
 class Rows(Protocol):
-    """Reads the rows of look-up keys."""
+    """A reader of the rows of look-up keys."""
 
     def with_values(
         self, node: Node, lookup: Lookup, shard: int, values: Sequence[Value], *, lock_ms: int | None = None
@@ -419,7 +420,10 @@ class Rows(Protocol):
 
 
 class OwnRows:
-    """Reads rows as the session's role, as its other statements do. ``engine_of`` gives a node's engine."""
+    """A reader of rows with the session's role, as for its other statements.
+
+    ``engine_of`` gives a node's engine.
+    """
 
     def __init__(self, engine_of: Callable[[Node], Engine], schema_of: Callable[[int], str]) -> None:
         self._engine_of = engine_of

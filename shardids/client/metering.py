@@ -1,4 +1,4 @@
-"""Counts and times what sessions do, by a meter of OpenTelemetry; a cluster without one has nothing of it."""
+"""Counters and timers of sessions, in an OpenTelemetry meter; a cluster without a meter loads none of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Meters:
     """The instruments; their attributes name nodes, look-ups and classes of errors, no values or shards.
 
     Args:
-        meter: what makes them, as ``opentelemetry.metrics.get_meter(…)`` returns it.
+        meter: the OpenTelemetry meter that creates them, from ``opentelemetry.metrics.get_meter(…)``.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -120,7 +120,7 @@ class Meters:
         self.clashes.add(1, {"shardids.lookup": str(lookup)})
 
     def watch(self, node: Node, engine: Engine) -> None:
-        """Times each statement that is executed on a node."""
+        """Time each statement that is executed on a node."""
         attributes = {"db.system.name": "postgresql", "shardids.node": node.name}
 
         def note(context: Any, attributes: dict[str, str]) -> None:
@@ -221,11 +221,11 @@ def _made_of(base: Any, *mixins: Any) -> Any:
 
 
 class SessionKinds:
-    """The classes of a cluster's sessions, what they are made with, and what else is watched.
+    """The classes of a cluster's sessions, their keywords, and its observers.
 
     Attributes:
         shard: the class of sessions on one shard, and ``routed`` of those over all shards.
-        options: the keywords that both are made with.
+        options: the keywords of both classes.
     """
 
     def __init__(self, meter: Meter | None = None, traces: Traces | None = None) -> None:

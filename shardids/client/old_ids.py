@@ -1,6 +1,7 @@
-"""The shards of old IDs: those that were issued before the cluster, and say nothing of a shard themselves.
+"""The shards of old IDs: IDs that were issued before the cluster, and contain no shard.
 
-What is found is remembered: the row of an old ID stays in its shard. That no row has an ID is asked again.
+A shard that was found is remembered: the row of an old ID stays in its shard. An ID without a row is looked
+for again each time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Remembered:
 
 
 class KnownOldIds:
-    """Finds the shards of old IDs by the rules of their tables: :attr:`shardids.Cluster.old_ids`."""
+    """A finder of the shards of old IDs by the rules of their tables: :attr:`shardids.Cluster.old_ids`."""
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class KnownOldIds:
         if shard is None:
             raise UnknownId(
                 f"no row of {table} has the ID {number}",
-                hint="It is below those that the cluster issues, so it would be from before the table was"
-                " adopted. New rows get their IDs from their shard.",
+                hint="It is lower than all IDs of the cluster, so its row must be older than the adoption of"
+                " the table. New rows get their IDs from their shard.",
             )
         return shard
 
@@ -170,7 +171,7 @@ class KnownOldIds:
                         if seen.setdefault(id_, shard) != shard:
                             raise ClusterConflict(
                                 f"{rule.table}: shards {seen[id_]} and {shard} both have a row with ID {id_}",
-                                hint="An ID is of one row. See which it is, and delete the other.",
+                                hint="Compare the two rows, and delete the wrong one.",
                             )
                         yield id_, shard
                     # Its locks end with it.
@@ -195,9 +196,9 @@ class KnownOldIds:
 
 
 class WithinShard:
-    """Who knows the shards of IDs, for a session on one of them: what it asks is about its own rows.
+    """A finder of the shards of IDs for a session on one shard, which asks about the shard's own rows only.
 
-    IDs that would be looked for in all shards are taken to be of this one: it finds no others.
+    It assigns IDs that would be looked for in all shards to this one: the session finds no others.
     """
 
     def __init__(self, finder: ShardFinder, old_ids: KnownOldIds, shard: int) -> None:
@@ -215,7 +216,7 @@ class WithinShard:
 
     @property
     def old_ids(self) -> OldIds:
-        """Who knows the shards of old IDs."""
+        """The finder of the shards of old IDs."""
         return self
 
     def has(self, id_: int) -> bool:
@@ -240,10 +241,10 @@ class WithinShard:
 
 
 def how_ids_tell(of: Any) -> Tells | str | None:
-    """Return how the IDs of a mapped class or a table tell the shard, or the table's name.
+    """Return how the IDs of a mapped class or a table determine the shard, or the table's name.
 
     Raises:
-        BadArgument: it is neither, nor a name.
+        BadArgument: it is not a mapped class, a table or a name.
     """
     if of is None or isinstance(of, str):
         return of
@@ -253,7 +254,7 @@ def how_ids_tell(of: Any) -> Tells | str | None:
     else:
         mapper = inspect(of, raiseerr=False)
         if not isinstance(mapper, Mapper):
-            raise BadArgument(f"of={of!r} is no mapped class, Table or table's name")
+            raise BadArgument(f"of={of!r} is not a mapped class, a Table or the name of a table")
         key = list(mapper.primary_key)
         name = getattr(mapper.local_table, "name", str(mapper.local_table))
     told = [tells for column in key if (tells := how_it_tells(column)) is not None]
@@ -272,11 +273,11 @@ def _rule(rules: OldIdRules, id_: int, table: str | None) -> OldIdRule:
     if table is None:
         raise BadArgument(
             f"ID {id_} was issued before this cluster, and rows of several tables may have it",
-            hint=f"Say which: of=User, or of='users'. Adopted were: {adopted}.",
+            hint=f"Name the table: of=User, or of='users'. Adopted tables: {adopted}.",
         )
     if table not in rules.of_table:
         raise BadArgument(
             f"ID {id_} was issued before this cluster, and {table} has no rule for such IDs",
-            hint=f"Its rows have IDs from {rules.below} on. Adopted were: {adopted}.",
+            hint=f"Its rows have IDs of {rules.below} and above. Adopted tables: {adopted}.",
         )
     return rules.of_table[table]

@@ -131,7 +131,7 @@ class FollowedPlacement:
         """Call ``ask``, which asks servers and blocks: in a thread, where an event loop runs.
 
         Raises:
-            MustBeAwaited: the caller is the loop's own code; ``what`` says what was asked.
+            MustBeAwaited: the caller is the loop's own code; ``what`` names the call.
         """
         if not self.asks_in_threads:
             return ask()
@@ -307,7 +307,7 @@ class Attempts:
         Reads the catalog, unless it is known already.
 
         Raises:
-            ShardidsError, DBAPIError: ``error``, with what was tried, if another attempt cannot help.
+            ShardidsError, DBAPIError: ``error``, with the attempts so far, if another one cannot help.
         """
         is_stale = has_stale_plan(error)
         if not (is_stale or may_have_moved(error)):
@@ -411,11 +411,11 @@ class Attempts:
             raise error
         if not self._could_read:
             raise ShardMoved(
-                f"{error.message}, but the catalog, which has its new node, could not be read",
+                f"{error.message}, but the catalog, which names its new node, could not be read",
                 hint="Check that the catalog's server is up and reachable, then run it again.",
             ) from error
         raise ShardMoved(
-            f"{error.message}, but the catalog has not shown that for {self._patience_s:g} s",
+            f"{error.message}, but the catalog did not record that within {self._patience_s:g} s",
             hint="Check whether its move was interrupted or takes longer: shardids shard move --list",
         ) from error
 

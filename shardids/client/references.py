@@ -52,9 +52,9 @@ class ReferenceSession(Session):
 
 
 def followers_behind(writer: Engine, followers: Mapping[str, str], within_s: float) -> str:
-    """Wait until nodes have what the writer has committed; ``followers`` are their names, by their slots.
+    """Wait until nodes have received the writer's commits; ``followers`` are their names, by their slots.
 
-    Returns the names of those that have not in time, for a message.
+    Returns the names of those that have not received them in time, for a message.
     """
     with writer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         return _behind(connection, followers, str(connection.scalar(MARK)), within_s)
@@ -114,10 +114,11 @@ class ReferenceWriter:
         return {"await_followers": partial(self._await_followers, writer, within_s) if wait else None}
 
     def _await_followers(self, writer: Node, within_s: float) -> None:
-        """Wait until nodes have what was committed on a node that was the writer then.
+        """Wait until nodes have received the commits of a node that was the writer at that time.
 
-        Another node becomes the writer once it has all of that, and the catalog names it once all follow it
-        and have what it has: then there is nothing to wait for, and nobody confirms it here any more.
+        Another node becomes the writer once it has received all of them, and the catalog names it once all
+        nodes follow it and are as far as it is: then nothing is left to wait for, and no follower of the
+        old writer confirms anything.
         """
         deadline = time.monotonic() + within_s
         nodes: Mapping[str, Node] = self._followed.current.nodes
@@ -142,7 +143,8 @@ class ReferenceWriter:
                         raise ReferencesBehind(
                             f"the change is committed, and node {behind} has not confirmed it within"
                             f" {within_s:g} s",
-                            hint="It arrives when the node follows again. See: shardids reference list",
+                            hint="The node receives it when it follows the writer again. To see the nodes:"
+                            " shardids reference list",
                         )
         except ConnectionFailed as error:
             raise _lost(writer, error.message) from error
@@ -167,7 +169,8 @@ def _lost(writer: Node, why: str) -> ReferencesBehind:
     return ReferencesBehind(
         f'the change was committed on node "{writer.name}", which was lost before all nodes had confirmed it:'
         f" {why}",
-        hint="Look whether it is there once the node was replaced. See: shardids reference list",
+        hint="Replace the node, then check whether the change is still there. To see the nodes:"
+        " shardids reference list",
     )
 
 

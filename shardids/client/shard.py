@@ -114,7 +114,7 @@ class Shard:
         """
         if self.after is not None:
             raise BadArgument(
-                "after= is kept by session(), run() and reserve(), and not by an engine or its connections",
+                "after= applies to session(), run() and reserve(), not to an engine or its connections",
                 hint=f"Leave it out, or raise the shard first: cluster.at(shard={self.number},"
                 f" after={self.after}).reserve(1)",
             )
@@ -165,17 +165,17 @@ class Shard:
     ) -> T: ...
 
     def run(self, fn: Callable[[Any], T], *, patience_s: float = PATIENCE_S, **options: Any) -> T:
-        """Call ``fn(session)`` in one transaction on the shard, commit, and return what ``fn`` returned.
+        """Call ``fn(session)`` in one transaction on the shard, commit, and return the result of ``fn``.
 
         When the shard is fenced, has moved or is gone, or the connection to its node is lost, this reads the
         placement again and repeats the whole transaction on the shard's new owner. If the old node reports a
         move that the catalog does not show yet, it waits up to ``patience_s`` seconds (5) in all, and now
         and then tries the old node, since a move can be aborted. ``fn`` may therefore run several times: it
-        should have no effects but those in ``session``, and leave COMMIT to this method.
+        should have no effects outside ``session``, and leave COMMIT to this method.
 
         A connection lost during COMMIT is not retried: the transaction may have been committed.
 
-        ``options`` are those of :meth:`session`. Objects keep what was loaded after the commit
+        ``options`` are those of :meth:`session`. Objects keep their loaded attributes after the commit
         (``expire_on_commit=False``), so that ``fn`` can return them.
 
         Raises:
@@ -205,7 +205,7 @@ class Shard:
         return session
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a session on the shard is made with, beside its engine and the caller's options."""
+        """Return the keywords of a session on the shard, beside its engine and the caller's options."""
         cluster = self._cluster
         finder: Any = cluster
         if cluster._followed.old_ids is not None:

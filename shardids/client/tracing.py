@@ -1,4 +1,4 @@
-"""Spans of what sessions do, by a tracer of OpenTelemetry; a cluster without one has nothing of it."""
+"""Spans of sessions, in an OpenTelemetry tracer; a cluster without a tracer loads none of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ID is: how its bits are divided, what they tell, and how they are written.
+"""IDs: the division of their bits, the parts that these encode, and the ways to write an ID.
 
 Pure computation on the standard library; no database is involved. :mod:`shardids.ids.arrays`, which needs
 numpy, does the same for millions of IDs at once.

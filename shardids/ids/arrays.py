@@ -28,7 +28,7 @@ _Bits: TypeAlias = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodedArrays:
-    """What the IDs of an array tell, in arrays of the same shape.
+    """The parts of an array's IDs, in arrays of the same shape.
 
     ``time`` is UTC as ``datetime64[ms]``; ``ms`` counts from the layout's epoch, as int64.
     ``shard`` and ``sequence`` are int32, which holds every width that a layout allows.

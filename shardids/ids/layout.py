@@ -1,4 +1,4 @@
-"""The layout of an ID: how its bits are split, and what can be computed from that alone.
+"""The layout of an ID: the split of its bits, and computations that need nothing else.
 
 An ID is ``(ms << (shard_bits + sequence_bits)) | (shard << sequence_bits) | sequence``, where
 ``ms`` counts milliseconds since the layout's epoch, as a signed 64-bit integer (PostgreSQL's
@@ -23,9 +23,9 @@ from shardids.ids.text import as_integer, checked_integer, shown, to_signed, to_
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DecodedId:
-    """What an ID, here in its signed reading, tells in its layout. :meth:`Layout.decode` makes it.
+    """The parts of an ID, here in its signed reading, by its layout. :meth:`Layout.decode` makes it.
 
-    The parts are computed when they are asked for.
+    Each part is computed on access.
     """
 
     id: int
@@ -165,7 +165,7 @@ class BitLayout:
 
     @property
     def negative_from(self) -> datetime | None:
-        """The time from which IDs are negative, in UTC; ``None`` if they never are."""
+        """The time when IDs turn negative, in UTC; ``None`` if they never do."""
         return self.time_at(self._unit() << (self.time_bits - 1)) if self.uses_sign_bit else None
 
     def time_at(self, ms: int) -> datetime:
@@ -207,7 +207,7 @@ class BitLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout(BitLayout):
-    """How 64 bits are split into time, shard and sequence; fixed when a cluster is made.
+    """The split of 64 bits into time, shard and sequence; fixed when a cluster is made.
 
     ``epoch_ms`` is milliseconds from 1970-01-01T00:00Z to the moment that the IDs count from.
     Widths that sum to 64 use the sign bit: the later half of their IDs is negative. ``name`` is
@@ -223,7 +223,7 @@ class Layout(BitLayout):
         """Return the layout of that name in :data:`PRESETS`.
 
         Raises:
-            BadArgument: there is no such preset; the message lists the names.
+            BadArgument: the preset does not exist; the message lists the names.
         """
         try:
             return PRESETS[name]
@@ -246,8 +246,8 @@ class Layout(BitLayout):
         written = _WRITTEN.fullmatch(text)
         if text in FOREIGN or _FOREIGN_WRITTEN.fullmatch(text):
             raise BadArgument(
-                f"{text!r} is a layout of IDs that another generator makes: no cluster has it",
-                hint="shardids id decode and shardids plan --layout read it.",
+                f"{text!r} is the layout of another ID generator: no cluster can use it",
+                hint="Only shardids id decode and shardids plan --layout accept it.",
             )
         if written is None:
             raise BadArgument(
@@ -286,7 +286,7 @@ class Layout(BitLayout):
             TimeExhausted: a time past the last that the layout can hold.
         """
         if (at is None) == (ms is None):
-            raise BadArgument("give the time as either at or ms: exactly one of them")
+            raise BadArgument("give exactly one of at and ms")
         ms = self._checked_ms(ms) if at is None else self._ms_of(at)
         shard = self._checked_shard(shard)
         sequence = checked_integer("sequence", sequence, 0, self.sequence_limit - 1)
@@ -326,11 +326,11 @@ class Layout(BitLayout):
 
         An ID is born at the beginning of its millisecond. Times that the layout can't hold count
         as its first or its end. ``shard`` narrows the bounds to the first and the last ID of that
-        shard; those of other shards lie between them, so test ``shardids.shard_of(id)`` too.
+        shard; IDs of other shards lie between them, so also test ``shardids.shard_of(id)``.
 
         Raises:
             BadArgument: a naive datetime, a range that holds no millisecond of the layout (empty,
-                reversed, or outside of it), a shard out of range, or a range in which IDs turn
+                reversed, or outside of it), a shard out of range, or a range whose IDs turn
                 negative, which takes two ``BETWEEN``; the message names the time to split it at.
         """
         first_ms = self._first_ms_from(start)
@@ -398,7 +398,7 @@ class ForeignId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignLayout(BitLayout):
-    """How another generator splits 64 bits. Its IDs can be taken apart; no cluster can have it.
+    """The split of 64 bits by another generator. Its IDs can be taken apart; no cluster can have it.
 
     ``unit_ms`` is the unit of its time, in milliseconds; ``sequence_first``: the sequence is
     above the shard, which is a machine or a worker here.
@@ -492,7 +492,7 @@ def _unix_microseconds(at: datetime) -> int:
 DEFAULT: Final = Layout(
     time_bits=41, shard_bits=12, sequence_bits=10, epoch_ms=_DEFAULT_EPOCH_MS, name="default"
 )
-"""4096 shards, 1024 IDs a millisecond and shard, never negative, until 2093."""
+"""4096 shards, 1024 IDs per millisecond and shard, never negative, until 2093."""
 
 INSTAGRAM: Final = Layout(
     time_bits=41, shard_bits=13, sequence_bits=10, epoch_ms=1_314_220_021_721, name="instagram"
@@ -510,7 +510,7 @@ DISCORD: Final = Layout(
 """Discord's snowflakes; they use the sign bit and turn negative in 2084."""
 
 JS53: Final = Layout(time_bits=41, shard_bits=6, sequence_bits=6, epoch_ms=_DEFAULT_EPOCH_MS, name="js53")
-"""64 shards, 64 IDs a millisecond and shard; every ID is a safe JavaScript number."""
+"""64 shards, 64 IDs per millisecond and shard; every ID is a safe JavaScript number."""
 
 PRESETS: Final[Mapping[str, Layout]] = MappingProxyType(
     {layout.name: layout for layout in (DEFAULT, INSTAGRAM, TWITTER, DISCORD, JS53)}

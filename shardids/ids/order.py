@@ -1,4 +1,4 @@
-"""How far a sequence is from being sorted, and whose IDs stand at the wrong time in it."""
+"""The disorder of a sequence, and the shards whose IDs stand at the wrong time in it."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _compile_for_sqlite(*_: object, **_options: Any) -> str:
 
 
 class _RisingKey(Sequence):
-    """Tells SQLAlchemy that the keys of rows inserted together rise in the order of the rows.
+    """A mark for SQLAlchemy: the keys of rows inserted together rise in the order of the rows.
 
     It then inserts a thousand rows per statement and matches the keys that come back by their order. Being
     ``optional``, the sequence is neither created nor named in the INSERT: the server default fills the

@@ -79,7 +79,7 @@ class RowNumber(FetchedValue):
         if column is None:
             missing = "a sharding key" if self._tenant is None else f'a column "{self._tenant}"'
             raise BadArgument(
-                f'numbers of kind "{self.kind.name}" need a tenant, and table "{table.name}" has not'
+                f'numbers of kind "{self.kind.name}" need a tenant, and table "{table.name}" does not have'
                 f" {missing}",
                 hint='Name the column whose value the counters are for: counter(…, tenant="customer_id")',
             )
@@ -97,7 +97,7 @@ class RowNumber(FetchedValue):
 
 
 class _NumberRows(ExecutableDDLElement):
-    """Calls ``shardids.number_rows``, which defines the kind and creates the trigger."""
+    """A call of ``shardids.number_rows``, which defines the kind and creates the trigger."""
 
     def __init__(self, table: Table, column: Column[Any], default: RowNumber) -> None:
         self.table = table
@@ -149,9 +149,9 @@ def counter(
         per: when the numbers begin again at 1: ``day``, ``month``, ``year`` or ``never``.
         tenant: the column whose value, as text, is the tenant. By default the model's sharding key.
         zone: the time zone that decides when a period ends, for tenants without a zone.
-        prefix: what stands before the number; ``{tenant}`` and ``{period}`` are replaced. By default
-            ``{tenant}-{period}-``, or ``{tenant}-`` where numbers never begin again.
-        padding: how many digits a number has, 1 to 18; one that needs more is refused
+        prefix: the text before the number; ``{tenant}`` and ``{period}`` are replaced. By default
+            ``{tenant}-{period}-``, or ``{tenant}-`` if numbers never begin again.
+        padding: the digits of a number, 1 to 18; one that needs more is refused
             (:class:`~shardids.errors.NumbersExhausted`). 0: as many as it needs.
         gapless: whether no number is missing. An INSERT then waits until others of the same tenant and kind
             have committed. Otherwise it does not wait, and numbers may be missing or come out of order.
@@ -159,8 +159,8 @@ def counter(
         options: for :func:`sqlalchemy.orm.mapped_column`, such as ``unique``.
 
     Raises:
-        BadArgument: the zone is unknown, a value is out of range, or (when the model is defined) there is no
-            column for the tenant, or another table defines the kind differently.
+        BadArgument: the zone is unknown, a value is out of range, or (when the model is defined) the column
+            for the tenant does not exist, or another table defines the kind differently.
     """
     number = RowNumber(
         kind,

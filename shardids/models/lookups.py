@@ -118,7 +118,7 @@ def _of_table(table: Table) -> tuple[Lookup, ...]:
 
 def _required(unique: bool) -> bool:
     if unique is not True:
-        raise BadArgument("a look-up key is unique: it finds one row", hint="lookup_key(unique=True)")
+        raise BadArgument("a look-up key must be unique", hint="Write lookup_key(unique=True).")
     return unique
 
 

@@ -81,7 +81,7 @@ class PageQuery(Generic[Statement]):
         newest_first: bool = False,
     ) -> None:
         if after is not None and before is not None:
-            raise BadArgument("a page is either after= an ID or before= one, not both")
+            raise BadArgument("give at most one of after= and before=")
         self._limit = checked_integer("limit", limit, 1, MOST_ROWS)
         self._is_first = after is None and before is None
         self._is_backwards = before is not None

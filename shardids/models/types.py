@@ -36,7 +36,7 @@ def read_id(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _AsJsonString:
-    """Tells pydantic, which need not be installed, how to read, write and document an ID."""
+    """The way that pydantic, which need not be installed, reads, writes and documents an ID."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema  # noqa: PLC0415 -- pydantic is optional

@@ -1,4 +1,4 @@
-"""How shardids talks to PostgreSQL: connections, URLs, locks, clocks, queries, and embedded servers.
+"""Access to PostgreSQL: connections, URLs, locks, clocks, queries, and embedded servers.
 
 ``connections`` opens engines and translates errors, ``reader`` reads with no rights beyond reading,
 ``queries`` and ``sqlfiles`` run the files of ``sql/``, ``schemas`` refuses objects of roles that are not

@@ -1,4 +1,4 @@
-"""How far a server's clock is from this machine's, as NTP measures it."""
+"""The distance of a server's clock from this machine's, as NTP measures it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSample:
-    """How far a server's clock is ahead of this machine's, measured over one round trip.
+    """The lead of a server's clock over this machine's, measured over one round trip.
 
     The server read its clock somewhere within the round trip, so the true offset is within
     ``offset_s`` ± ``error_s``, half of the round trip.
@@ -32,7 +32,7 @@ class ClockSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far one clock is ahead of another: within ``ahead_s`` ± ``error_s``."""
+    """The lead of one clock over another: within ``ahead_s`` ± ``error_s``."""
 
     ahead_s: float
     error_s: float

@@ -104,7 +104,7 @@ class WatchedConnection(psycopg.Connection[Any]):
             return result
 
     def _is_at_work(self) -> bool | None:
-        """Whether the server runs a statement for this connection; ``None`` if the server can't be asked."""
+        """Return whether the server runs a statement for this connection; ``None`` if it can't be asked."""
         info = self.info
         try:
             with _Probe.connect(
@@ -154,18 +154,18 @@ def connect_watched(*arguments: Any, **options: Any) -> WatchedConnection:
 
 
 SAFE_PATH = "pg_catalog, pg_temp"
-"""A search_path on which only PostgreSQL has functions and operators: pg_temp is not searched for them."""
+"""A search_path with only PostgreSQL's functions and operators: pg_temp is not searched for them."""
 _PINNED = (("search_path", SAFE_PATH), ("datestyle", "ISO"), ("statement_timeout", "0"))
 """Settings of administrative sessions; psycopg can't read times in another style.
 
 Timeouts that are set for a role, a database or a server are meant for applications; those of locks and of
-idle sessions hold here, too.
+idle sessions also hold here.
 """
 _PINNED_SINCE_17 = (("transaction_timeout", "0"),)
 _HAS_OWN_SESSION = "shardids_has_own_session"
 
 _TRANSACTION_ENDED = ("25P03", "25P04")
-"""SQLSTATEs of a session that the server ends because its transaction is idle, or lasts, too long."""
+"""SQLSTATEs of a session that the server ends because its transaction is idle or open for too long."""
 
 OLDEST_SERVER = 14
 """The oldest major version of PostgreSQL that is supported."""
@@ -260,7 +260,7 @@ def open_engine(
         if isinstance(ours, ConnectionFailed) and _ended_a_transaction(context):
             return CommitUncertain(
                 f"{what} was lost at {shown_url(url)} during COMMIT or ROLLBACK: {_reason(error)}",
-                hint="Look whether the transaction was committed before it is run again.",
+                hint="Check whether the transaction was committed before you run it again.",
             )
         return ours
 
@@ -273,7 +273,7 @@ def open_engine(
 def on_connect(engine: Engine, do: Callable[[psycopg.Connection[Any], ConnectionPoolEntry], object]) -> None:
     """Call ``do(connection, record)`` for each new connection of an engine.
 
-    A connection for which it raises is closed: SQLAlchemy would leave it open.
+    If it raises, the connection is closed: SQLAlchemy would leave it open.
     """
 
     @event.listens_for(engine, "connect")
@@ -292,9 +292,9 @@ _MOST_PREPARED: Final = 32
 
 
 def _find_out_who_serves(connection: Any, record: ConnectionPoolEntry) -> None:
-    """Note whether the connection has a session to itself: a pooler has process numbers of its own.
+    """Note whether the connection has a session to itself: a pooler reports other process numbers.
 
-    So does one in session mode, whose sessions could be relied on: the client can't tell it from the others.
+    A pooler in session mode also does, although its sessions are reliable: the client can't distinguish it.
     """
     # That of an engine in autocommit mode stays.
     autocommit, connection.autocommit = connection.autocommit, True
@@ -329,9 +329,9 @@ def _prepare_what_repeats(connection: Any, record: ConnectionPoolEntry) -> None:
 def _pin_settings(engine: Engine) -> None:
     """Keep functions, operators and types that others plant in ``public`` out of shardids' own statements.
 
-    Also dates in another style, and timeouts that would end long statements. A session of its own gets safe
-    settings once. Behind a pooler they would reach other clients' sessions: there each transaction begins
-    with them, and a statement in autocommit mode has to qualify its names.
+    Also dates in another style, and timeouts that would end long statements. A session without a pooler gets
+    safe settings once. Behind a pooler they would reach other clients' sessions: there each transaction
+    begins with them, and a statement in autocommit mode has to qualify its names.
     """
 
     def _pin(connection: psycopg.Connection[Any], record: ConnectionPoolEntry) -> None:
@@ -418,7 +418,7 @@ def keep_commits(engine: Engine) -> None:
 
 
 def keep_settings(engine: Engine, settings: Mapping[str, str]) -> None:
-    """Give every session of an engine these settings; as :func:`keep_commits`, for sessions of their own."""
+    """Give every session of an engine these settings; as :func:`keep_commits`, only without a pooler."""
 
     def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
         for name, value in settings.items():
@@ -532,7 +532,7 @@ def statement_failed(error: psycopg.Error, what: str, url: URL) -> ShardidsError
 
 
 def _reason(error: psycopg.Error) -> str:
-    """Return what the server or libpq says went wrong, without context and the account of where it tried."""
+    """Return the error of the server or libpq, without its context and the list of addresses tried."""
     if error.diag.message_primary:
         return error.diag.message_primary
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""How tables of any database are defined: columns, constraints, indexes, replica identity, privileges.
+"""Definitions of tables of any database: columns, constraints, indexes, replica identity, privileges.
 
 Names are bare, as in the server's catalogs, unless said otherwise.
 """

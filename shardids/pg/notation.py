@@ -1,4 +1,4 @@
-"""How commands and messages write shards, nodes and durations."""
+"""The notation of shards, nodes and durations in commands and messages."""
 
 from __future__ import annotations
 

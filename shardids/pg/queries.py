@@ -1,4 +1,4 @@
-"""Runs the queries in ``sql/``, each in its own transaction with short lock and statement timeouts."""
+"""The queries in ``sql/``, each run in its own transaction with short lock and statement timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads tables of other roles with no rights beyond reading.
+"""Reading of other roles' tables with no rights beyond reading.
 
 To read a table runs code of its owner: policies, casts, functions in indexes, statistics, partition keys.
 So it is read by ``shardids_reader.read``, a function that runs queries as a role which may read all data
@@ -56,7 +56,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """How a session may read: a row of ``reading/state.v1.sql``."""
+    """The rights of a session to read: a row of ``reading/state.v1.sql``."""
 
     fault: str | None
     is_alone: bool
@@ -72,7 +72,7 @@ class _State:
 
 
 class Reader:
-    """Runs queries on a database without the rights of the session's role.
+    """A runner of queries on a database without the rights of the session's role.
 
     Where the database has no reader, the session's own role reads if it can't write, or if no role that could
     have planted code owns anything in the database. Otherwise nothing is read.
@@ -265,8 +265,8 @@ def require_no_code_of_others(connection: Connection, what: str) -> None:
     state = _state(connection)
     if state.danger is not None:
         raise MissingPrivilege(
-            f'{what} would run code of other roles that own objects in the database as role "{state.role}"',
-            hint="Connect as the role that owns the shards' tables, or look at a database without others.",
+            f'{what} could run code of other roles that own objects in the database as role "{state.role}"',
+            hint="Connect as the owner of the shards' tables, or use a database without objects of others.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Finds ``sql/``, ``migrations/`` and ``examples/``: beside the package, or inside it in a wheel."""
+"""The places of ``sql/``, ``migrations/`` and ``examples/``: beside the package, or inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def read_sql(name: str) -> str:
     names = sql_names()
     file_name = name if name.endswith(".sql") else f"{name}.sql"
     if file_name not in names:
-        raise BadArgument(f"there is no SQL file {name!r}", hint="There are: " + ", ".join(names))
+        raise BadArgument(f"SQL file {name!r} does not exist", hint="The files are: " + ", ".join(names))
     return (data_folder("sql") / file_name).read_text(encoding="utf-8")

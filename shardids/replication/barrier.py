@@ -32,8 +32,8 @@ T = TypeVar("T")
 class HeldLock:
     """An advisory lock of the catalog, and the connection that holds it.
 
-    What is written by :meth:`transaction` is written under the lock: a connection that was lost, and the lock
-    with it, is not replaced.
+    :meth:`transaction` writes under the lock: a connection that was lost, and the lock with it, is not
+    replaced.
 
     Attributes:
         process: the process of the catalog's server that holds the lock.
@@ -132,7 +132,7 @@ class HeldLock:
     def _beat(self) -> None:
         """Keep the session alive: the catalog ends the session, and the lock, of a silent process.
 
-        A process that was lost and wakes up finds a connection on which it can no longer write.
+        A process that was lost and wakes up can no longer write on this connection.
         """
         while not self._closed.wait(_BEAT_S):
             if self._is_free.acquire(blocking=False):
@@ -200,7 +200,7 @@ def stop_in_a_quiet_moment(
 
 
 def limit_pause(connection: Connection, max_pause_s: float) -> None:
-    """Bounds the open transaction, which makes writers wait, in case this process hangs or a lock is held."""
+    """Bound the open transaction, which makes writers wait, in case this process hangs or a lock is held."""
     connection.execute(
         text("""
             select set_config('idle_in_transaction_session_timeout', :pause_ms, true),
@@ -334,12 +334,12 @@ def who_writes(watching: Connection, sides: Sides) -> str:
 def until_locked(
     take: Callable[[], None], on_wait: Callable[[int], None], *, patience_s: float = PATIENCE_S
 ) -> None:
-    """Repeat what takes locks, each with a short timeout, until it gets them all.
+    """Repeat a function that takes locks, each with a short timeout, until it gets them all.
 
-    ``on_wait`` is called with the number of each attempt that failed.
+    ``on_wait`` is called with the number of each failed attempt.
 
     Raises:
-        StatementFailed: it got none for too long, or something else failed.
+        StatementFailed: it did not get the locks in time, or failed for another reason.
     """
     deadline, attempt = time.monotonic() + patience_s, 0
     while True:

@@ -1,4 +1,4 @@
-"""Finds and runs pg_dump, pg_restore and psql."""
+"""The programs pg_dump, pg_restore and psql: found and run."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Programs:
         return for_any_server(self._run("pg_dump", *_of_schema(schema), *_DEFINITIONS, parameters=source))
 
     def dump_table(self, source: Mapping[str, str], schema: str, table: str) -> str:
-        """Return the definition of a table and what belongs to it; raise as :meth:`dump_schema` does."""
+        """Return the definition of a table and its dependent objects; raise as :meth:`dump_schema` does."""
         options = ["--schema-only", f"--lock-wait-timeout={_LOCK_WAIT_MS}", "--no-password", "--strict-names"]
         printed = self._run(
             "pg_dump", *options, f'--table="{schema}"."{table}"', "--no-publications", parameters=source
@@ -168,7 +168,7 @@ def find_programs(server_major: int) -> Programs:
     ``/usr/lib/postgresql/*/bin``.
 
     Raises:
-        MoveRefused: there is no such pg_dump.
+        MoveRefused: such a pg_dump was not found.
     """
     found: list[Programs] = []
     for folder in _folders():

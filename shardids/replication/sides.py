@@ -36,9 +36,9 @@ SESSION = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "20s",
 }
-"""Settings with which the server ends a session, and frees its locks, once it can't reach the mover.
+"""Settings that let the server end a session, and free its locks, once it can't reach the mover.
 
-Also with which it plans each statement of a function once.
+They also make it plan each statement of a function once.
 """
 _PASSED_ON = ("host", "hostaddr", "port", "user", "dbname", "sslmode", "application_name")
 """Parameters that mean the same on another machine, unlike the paths of certificates and password files."""
@@ -57,7 +57,7 @@ class Side:
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
-        """Yield a connection on which each statement is a transaction of its own."""
+        """Yield a connection in autocommit mode: each statement is a transaction."""
         with self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -102,7 +102,7 @@ class Sides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """What a move needs from the catalog, read once."""
+    """The catalog's records that a move needs, read once."""
 
     cluster: UUID
     schema_prefix: str
@@ -129,7 +129,7 @@ class Directory:
         With ``epoch`` they work under the shard's lease: see :func:`guard`.
 
         Raises:
-            ClusterConflict: a node is no longer in the catalog.
+            ClusterConflict: a node was removed from the catalog.
         """
         for node in (source, target):
             if node not in self.placement.nodes:
@@ -274,7 +274,7 @@ class RowComparison:
         self._kept.close()
 
     def rows(self) -> int:
-        """Return how many rows were compared, all of which are the same on both nodes.
+        """Return how many rows were compared; all are the same on both nodes.
 
         Raises:
             MoveFailed: a table differs.

@@ -54,7 +54,7 @@ class Lagging(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Event):
-    """An attempt was put off and will be repeated; ``reason`` says what was in its way."""
+    """An attempt that was postponed and will be repeated; ``reason`` names the obstacle."""
 
     attempt: int
     reason: str
@@ -119,7 +119,7 @@ class Step(Generic[A]):
 
 
 class Report:
-    """Logs the events of one piece of work, and passes them on to ``on_event``.
+    """A log of the events of one piece of work, which also passes them to ``on_event``.
 
     Args:
         package: whose logger it is: ``adopt`` for ``shardids.adopt``.
@@ -189,7 +189,7 @@ class Report:
 
 
 class Runner(Generic[A]):
-    """Takes steps in order, recovers when one fails, and undoes them.
+    """A runner of steps in order, which recovers when one fails, and undoes them.
 
     Args:
         actions: the taker of the steps.

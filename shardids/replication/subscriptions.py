@@ -129,7 +129,7 @@ PATIENCE_S = 300.0
 _LOCK_MS = 500
 _POLL_S = 0.1
 _LOOK_S = 0.5
-"""How often to look at the progress of a copy, and at what may have stopped it."""
+"""The time between looks at the progress of a copy, and at errors that may have stopped it."""
 _SLOT_PATIENCE_S = 10.0
 _ERRORS_TOLERATED = 3
 """The worker that applies changes and the two that copy may each report one from before a resume."""
@@ -317,7 +317,7 @@ def await_rows(sides: Sides, name: str, on_progress: Callable[[Copying], None]) 
 
 
 class _Amount:
-    """How much there is to copy, by the sizes of the source."""
+    """The amount to copy, by the sizes of the source."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
         self._bytes = {table.table: table.bytes for table in tables}
@@ -333,7 +333,7 @@ class _Amount:
 
 
 class _Arrival:
-    """Watches whether rows still arrive.
+    """A watch on the arrival of rows.
 
     A table whose copy starts over again and again leaves dead rows behind, so its file grows for ever: bytes
     count only up to the size of the source, and rows only when there are more of them than ever before.
@@ -345,16 +345,16 @@ class _Arrival:
         self._changed = time.monotonic()
 
     def watch(self, tables_left: int, bytes_done: int, rows: int) -> None:
-        """Record the progress; ``bytes_done`` is at most what the source has."""
+        """Record the progress; ``bytes_done`` is at most the size of the source."""
         if tables_left < self._tables_left:
             self._tables_left, self._bytes, self._rows = tables_left, bytes_done, rows
         elif bytes_done > self._bytes or rows > self._rows:
             self._bytes, self._rows = max(bytes_done, self._bytes), max(rows, self._rows)
         elif time.monotonic() - self._changed > PATIENCE_S:
             raise MoveFailed(
-                f'shard {self._sides.shard}: no more rows have come to node "{self._sides.target.name}"'
-                f" for {PATIENCE_S:.0f} s, and {tables_left} tables are not copied; its log may say why",
-                hint="Remove the reason, then resume it with --resume, or undo the move with --abort.",
+                f'shard {self._sides.shard}: node "{self._sides.target.name}" has received no rows for'
+                f" {PATIENCE_S:.0f} s, and {tables_left} tables are not copied; its log may show the cause",
+                hint="Remove the cause, then resume the move with --resume, or undo it with --abort.",
             )
         else:
             return
@@ -370,12 +370,12 @@ def _check_slot(side: Side, name: str) -> None:
         ).scalar_one_or_none()
     if state is None:
         raise MoveFailed(
-            f'node "{side.name}" has no replication slot "{name}" any more',
+            f'replication slot "{name}" of node "{side.name}" no longer exists',
             hint="Undo the move with --abort, then start it again.",
         )
     if state == "lost":
         raise MoveFailed(
-            f'node "{side.name}" has given up replication slot "{name}" (wal_status = lost)',
+            f'replication slot "{name}" of node "{side.name}" was invalidated (wal_status = lost)',
             hint="Undo the move with --abort, raise max_slot_wal_keep_size there, then start it again.",
         )
 
@@ -397,8 +397,8 @@ def _check_workers(target: Connection, side: Side, name: str, before: int) -> No
     failures = count_failures(target, name) - before
     if failures > _ERRORS_TOLERATED:
         raise MoveFailed(
-            f'node "{side.name}" failed {failures} times to take rows in; its log says why',
-            hint="Remove the reason, then resume it with --resume, or undo the move with --abort.",
+            f'node "{side.name}" failed {failures} times to apply rows; its log shows the cause',
+            hint="Remove the cause, then resume the move with --resume, or undo it with --abort.",
         )
 
 
@@ -410,7 +410,9 @@ def make_rest(sides: Sides, scripts: Scripts) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not _try_rest(sides, scripts):
         if time.monotonic() > deadline:
-            raise MoveFailed(f'node "{sides.target.name}": the tables of shard {sides.shard} stay locked')
+            raise MoveFailed(
+                f'node "{sides.target.name}": the tables of shard {sides.shard} are still locked'
+            )
         time.sleep(_POLL_S)
 
 
@@ -455,7 +457,7 @@ def drop_slot(source: Connection, side: Side, name: str) -> None:
     """Drop a slot if it exists, and ends who uses it.
 
     Raises:
-        MoveFailed: it stays in use.
+        MoveFailed: it is still in use after some seconds.
     """
     there = text("select active_pid from pg_replication_slots where slot_name = :name")
     dropping = text("""
@@ -465,7 +467,7 @@ def drop_slot(source: Connection, side: Side, name: str) -> None:
     deadline = time.monotonic() + _SLOT_PATIENCE_S
     while source.execute(there, {"name": name}).one_or_none() is not None:
         if time.monotonic() > deadline:
-            raise MoveFailed(f'node "{side.name}": replication slot "{name}" stays in use')
+            raise MoveFailed(f'node "{side.name}": replication slot "{name}" is still in use')
         with suppress(StatementFailed):  # The slot came into use meanwhile, or was dropped.
             source.execute(dropping, {"name": name})
         time.sleep(_POLL_S / 10)

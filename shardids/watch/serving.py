@@ -1,4 +1,4 @@
-"""Serves HTTP for the console and the metrics: addresses, names of hosts, connections."""
+"""HTTP for the console and the metrics: addresses, names of hosts, connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Address:
         host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
         if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
             raise BadArgument(
-                f"{text!r} is no address to listen at", hint="It looks like this: 127.0.0.1:9187"
+                f"{text!r} is not an address to listen on", hint="Give HOST:PORT, such as 127.0.0.1:9187."
             )
         return cls(host=host, port=int(port))
 
@@ -60,7 +60,7 @@ class Address:
             # What Python adds to the text of some has the address a second time.
             is_known = error.errno in errno.errorcode
             reason = os.strerror(error.errno or 0) if is_known else error.strerror or str(error)
-            raise ShardidsError(f"can't listen at {self}: {reason}", hint=_hint(error.errno)) from error
+            raise ShardidsError(f"can't listen on {self}: {reason}", hint=_hint(error.errno)) from error
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -94,7 +94,7 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise MissingLibrary(
-        "to serve needs uvicorn", hint="To install it: pip install 'shardids[ops]'"
+        "the HTTP server needs uvicorn", hint="To install it: pip install 'shardids[ops]'"
     ) from error
 
 _PATIENCE_S: Final = 5

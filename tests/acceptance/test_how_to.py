@@ -41,7 +41,7 @@ cluster.close()
 ANSWERS = """
 200 {"id":"made","cover_of":null,"caption":"dunes"}
 404 {"detail":"there is no such photo"}
-404 {"detail":"there is no shard 14 in this cluster"}
+404 {"detail":"shard 14 does not exist in this cluster"}
 404 {"detail":"ID -1 is negative, but layout 41-12-10@1704067200
 422 {"detail":[{"type":"value_error","loc":["path","photo_id"],"
 """

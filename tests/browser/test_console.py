@@ -510,7 +510,7 @@ def test_a_dead_node_is_shown_as_one(nodes: TwoNodes, url: str, open_page: Open)
         expect(drawer.locator(".facts")).to_contain_text("Stateunknown")
         expect(drawer.locator(".facts")).not_to_contain_text("Lead")
         expect(drawer.locator(".facts")).to_contain_text("Last readactive, ")
-        expect(drawer).to_contain_text("Not known: the shard's node does not tell them now.")
+        expect(drawer).to_contain_text("Not known: the shard's node can't be read now.")
         expect(drawer).to_contain_text("It had issued none above this one when it was read, ")
     finally:
         nodes.servers["b"].start(attached=True)
@@ -538,7 +538,7 @@ def test_a_dead_catalog_leaves_what_was_known(nodes: TwoNodes, url: str, open_pa
         page.goto(f"{url}/#health")
         expect(page.locator(".tile").filter(has_text="Moves open")).to_contain_text("none, as of ")
         page.goto(f"{url}/#map/40")
-        expect(page.locator(".drawer")).to_contain_text("Not known: the catalog does not tell them now.")
+        expect(page.locator(".drawer")).to_contain_text("Not known: the catalog can't be read now.")
     finally:
         nodes.servers["a"].start(attached=True)
     expect(page.locator("#alerts")).to_be_empty(timeout=20_000)

@@ -264,7 +264,7 @@ def test_run_waits_for_the_new_place(nodes: dict[str, URL], listen: bool) -> Non
         tick = moves_by_hand.fence(nodes["catalog"], SHARD, "b")
         moves_by_hand.copy(nodes["catalog"], SHARD, "b", Base.metadata, tick)
         async with await AsyncCluster.connect(nodes["catalog"], listen=listen) as cluster:
-            with pytest.raises(ShardMoved, match=r"the catalog has not shown that for 0\.1 s"):
+            with pytest.raises(ShardMoved, match=r"the catalog did not record that within 0\.1 s"):
                 await cluster.at(shard=SHARD).run(Write("too early"), patience_s=0.1)
             write = Write("in the end")
             writing = asyncio.create_task(cluster.at(shard=SHARD).run(write))

@@ -80,7 +80,7 @@ def assert_refused(call: Callable[[], object]) -> None:
     assert len(refused) >= 20  # one may be the probe
     assert median(refused) < QUICK_S
     reason = next(error for _, error in found if isinstance(error, NodeDown))
-    assert 'node "b" is not asked, as 5 attempts to connect failed in a row' in reason.message
+    assert 'not connecting to node "b": the last 5 attempts failed' in reason.message
     assert "can't be reached" in reason.message
     assert "shardids node replace b --dry-run" in reason.hint
 

@@ -231,7 +231,7 @@ def test_ids_are_drawn(run: Run, home: str) -> None:
     assert int(one) > drawn[-1]
     for count in ("0", "-1", "4194305", "5000000000", "9" * 30):
         refused(run("id", "next", "--shard", "6", "-n", count, "--catalog", home), 2, count)
-    refused(run("id", "next", "--shard", "8", "--catalog", home), 2, "no shard 8", "0 to 7")
+    refused(run("id", "next", "--shard", "8", "--catalog", home), 2, "shard 8 does not exist", "0 to 7")
 
 
 # Clusters.
@@ -563,7 +563,7 @@ def test_the_query_node_by_commands(run: Run, cluster_url: URL) -> None:
     shown = run("query-node", "status", *at, "--json")
     assert shown.json == [{"node": "a", "url": None, "tables": 2, "faults": []}]
     for wrong, code, why in (
-        (("create",), 2, "a query node is a node or another database"),
+        (("create",), 2, "a query node needs a node or another database"),
         (("create", "--on", "c"), 1, 'there is no node "c"'),
     ):
         refused(run("query-node", *wrong, *at), code, why, "")

@@ -158,7 +158,7 @@ def test_an_id_of_a_shard_beyond_the_clusters(shared: Cluster) -> None:
     foreign = DEFAULT.encode(ms=1, shard=8)
     assert shared.decode(foreign).shard == 8
     for use in (shared.shard_of, lambda it: shared.session(id=it)):
-        with pytest.raises(BadArgument, match="no shard 8 in this cluster") as caught:
+        with pytest.raises(BadArgument, match="shard 8 does not exist in this cluster") as caught:
             use(foreign)
         assert "0 to 7" in caught.value.hint
 

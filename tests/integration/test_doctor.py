@@ -602,5 +602,5 @@ def test_a_shard_that_went_past_an_id_that_led(pair: Pair) -> None:
 
 def test_a_check_that_there_is_not(pair: Pair) -> None:
     assert [str(f.severity) for f in examined(pair[0], ["years-left"]).findings] == []
-    with pytest.raises(BadArgument, match="there is no check 'nonesuch'"):
+    with pytest.raises(BadArgument, match="check 'nonesuch' does not exist"):
         examined(pair[0], ["years-left", "nonesuch"])

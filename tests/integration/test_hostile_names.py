@@ -72,7 +72,7 @@ KNOWN = {
     "migrate (up|down)": r"\.= \(character varying, character varying\) in: .*UPDATE alembic_version SET",
 }
 """Commands and what hostile functions are called by there: see docs/explanation/security.md."""
-REFLECTION = "would run code of other roles"
+REFLECTION = "could run code of other roles"
 """What a comparison with models is refused with: SQLAlchemy reads a shard with its schema on the path."""
 
 ENVIRONMENT = """

@@ -131,7 +131,7 @@ def test_a_load_is_done_once(there: Cluster, cluster_url: URL) -> None:
     assert {row[3] for row in rows_of(there)} == {"none"}
     write("things.csv", "owner,number\nann,5000\n")
     other = loading(name, *KEY)
-    assert (other.returncode, "was of another file" in other.stderr) == (1, True)
+    assert (other.returncode, "is of another file" in other.stderr) == (1, True)
     assert loading(name, *KEY, "--name", "another").returncode == 0
     # The table in which the shards remember it is no finding, and no drift.
     with catalog_at(dsn_of(there)) as catalog:
@@ -163,7 +163,7 @@ def test_records_that_can_not_be_loaded_are_kept_with_their_reason(there: Cluste
     assert told["rejected"] == len(bad)
     found = dict(rejected())
     assert {line: reason.split("(")[0].strip() for line, reason in found.items()} == {
-        3: "owner, which tells its shard, is NULL",
+        3: "owner, which determines its shard, is NULL",
         5: 'invalid input syntax for type integer: "five"',
         8: "extra data after last expected column",
         9: 'duplicate key value violates unique constraint "things_number_key"',
@@ -208,7 +208,7 @@ def test_parquet_and_stdin_and_a_file_without_a_header(there: Cluster) -> None:
     polars.DataFrame(rows, schema=["owner", "number", "note"], orient="row").write_parquet("things.parquet")
     ran = loading("things.parquet", *KEY)
     assert ran.returncode == 1, ran.stderr
-    assert rejected("things.parquet.rejects.csv") == [(3, "owner, which tells its shard, is NULL")]
+    assert rejected("things.parquet.rejects.csv") == [(3, "owner, which determines its shard, is NULL")]
     piped = ("--format", "csv", "--columns", "number,owner", "--delimiter", ";", "--name", "piped")
     assert loading("-", *KEY, *piped, stdin="10;ann\n11;bob\n").returncode == 0
     assert sorted(row[1:] for row in rows_of(there)) == [
@@ -223,13 +223,13 @@ def test_parquet_and_stdin_and_a_file_without_a_header(there: Cluster) -> None:
     ("words", "message"),
     [
         (("things.csv", "--table", "nothing"), "has no table nothing"),
-        (("things.csv", "--table", "things"), "nothing tells the shards"),
+        (("things.csv", "--table", "things"), "cannot determine the shards"),
         (("things.csv", "--table", "things", "--key", "colour"), "no column colour"),
         (("absent.csv", *KEY), "can't be read"),
         (("things.txt", *KEY), "the format is not known"),
         (("-", *KEY, "--format", "csv"), "needs a name"),
         (("things.csv", *KEY, "--delimiter", ";;"), "can't separate"),
-        (("things.csv", *KEY, "--rejects", "things.csv"), "holds no rejected records"),
+        (("things.csv", *KEY, "--rejects", "things.csv"), "is not a file of rejected records"),
     ],
 )
 def test_what_can_not_be_loaded_is_refused(there: Cluster, words: tuple[str, ...], message: str) -> None:

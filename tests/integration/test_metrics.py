@@ -540,8 +540,8 @@ def test_a_file_that_can_t_be_written_is_named_and_stays(pair: Pair, tmp_path: P
     there = tmp_path / ("s" * 250)  # as long as a name may be: the other one has no room
     there.write_text("as it was")
     for path, code, words in (
-        (full, 2, f"{full} is no file to be replaced"),
-        (tmp_path, 2, f"{tmp_path} is no file to be replaced"),
+        (full, 2, f"{full} is not a regular file"),
+        (tmp_path, 2, f"{tmp_path} is not a regular file"),
         (tmp_path / "none" / "x.prom", 1, f"can't write {tmp_path}/none/x.prom: No such file or directory"),
         (there, 1, f"can't write {there}: File name too long"),
     ):
@@ -566,10 +566,10 @@ def test_a_scrape_may_ask_for_some_metrics_alone(pair: Pair) -> None:
     ("options", "words"),
     [
         (["--textfile", "x.prom"], "--textfile is for --once"),
-        (["--listen", "9187"], "'9187' is no address to listen at"),
-        (["--listen", "127.0.0.1:70000"], "'127.0.0.1:70000' is no address"),
-        (["--once", "--top", "201"], "201 shards of a node can't have series"),
-        (["--once", "--timeout", "0"], "a reading can't take up to 0 s"),
+        (["--listen", "9187"], "'9187' is not an address to listen on"),
+        (["--listen", "127.0.0.1:70000"], "'127.0.0.1:70000' is not an address"),
+        (["--once", "--top", "201"], "the number of shards with series must be 0 to 200, not 201"),
+        (["--once", "--timeout", "0"], "the timeout must be above 0 and at most 60 s, not 0"),
     ],
 )
 def test_options_that_are_refused(pair: Pair, options: list[str], words: str) -> None:
@@ -584,11 +584,11 @@ def test_where_nothing_can_listen_is_named(pair: Pair, command: list[str]) -> No
         address = f"127.0.0.1:{other.getsockname()[1]}"
         ran = command_here(*command, "--listen", address, SHARDIDS_CATALOG=dsn(pair[0]))
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert f"can't listen at {address}: Address already in use\n" in ran.stderr
+    assert f"can't listen on {address}: Address already in use\n" in ran.stderr
     assert "choose another port with --listen HOST:PORT" in " ".join(ran.stderr.split())
     ran = command_here(*command, "--listen", "no.such.invalid:9187", SHARDIDS_CATALOG=dsn(pair[0]))
     assert ran.returncode == 1
-    assert "can't listen at no.such.invalid:9187: " in ran.stderr
+    assert "can't listen on no.such.invalid:9187: " in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

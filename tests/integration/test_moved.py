@@ -250,7 +250,11 @@ def test_run_goes_on_when_a_node_that_is_down_is_replaced(nodes: dict[str, URL],
     ("moved_to", "patience_s", "words"),
     [
         (None, 30, "is fenced and issues no IDs"),
-        ("b", 0.6, r'has moved to node "b" .*the catalog has not shown that for 0\.6 s\n.*shard move --list'),
+        (
+            "b",
+            0.6,
+            r'has moved to node "b" .*the catalog did not record that within 0\.6 s\n.*shard move --list',
+        ),
         ("b", 0, 'has moved to node "b"'),
     ],
 )
@@ -269,7 +273,7 @@ def test_run_gives_up_while_the_shard_has_no_new_node(
     assert words_on(nodes["a"]) == []
 
 
-COULD_NOT_BE_READ = r'has moved to node "b" .*the catalog, which has its new node, could not be read'
+COULD_NOT_BE_READ = r'has moved to node "b" .*the catalog, which names its new node, could not be read'
 
 
 def test_run_says_that_the_catalog_is_down(

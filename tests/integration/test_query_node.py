@@ -126,7 +126,7 @@ def test_what_nobody_can_say_of_a_table_is_left_out(pair: Pair) -> None:
         assert query_node_of(catalog) is None
         for wrong, error, why in (
             ({"sharded": ["none"]}, BadArgument, 'no shard has a table "none"'),
-            ({"url": "postgresql://x/y"}, BadArgument, "a query node is a node or another database"),
+            ({"url": "postgresql://x/y"}, BadArgument, "a query node needs a node or another database"),
             ({"node": "c"}, ClusterConflict, 'there is no node "c"'),
         ):
             with pytest.raises(error, match=why):
@@ -366,7 +366,7 @@ def test_a_role_that_is_no_superuser_needs_a_stored_password_or_passes_its_login
             row = views.query_node_row(catalog)
             assert row is not None
             assert row["faults"] == [
-                "it has not been made. Make it; where the nodes ask it for a password: --store-password."
+                "it has not been created. Create it; if the nodes require a password: --store-password."
             ]
         else:
             make(catalog, store_password=False)

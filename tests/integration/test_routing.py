@@ -318,7 +318,7 @@ def test_one_connection_and_one_transaction_a_node(cluster: Cluster) -> None:
 def test_objects_without_a_shard(cluster: Cluster, made: Callable[[Cluster], object]) -> None:
     with cluster.sharded_session() as session, statements(cluster) as sent:
         session.add_all([User(name="fine"), made(cluster)])
-        with pytest.raises(BadArgument, match=r"nothing tells the shard of a new (User|Photo)") as caught:
+        with pytest.raises(BadArgument, match=r"cannot determine the shard of a new (User|Photo)") as caught:
             session.flush()
         assert re.search("sharding key, name|sharding_key", caught.value.hint)
         assert sent == []
@@ -369,7 +369,7 @@ def test_a_session_on_one_shard_keeps_to_it(cluster: Cluster) -> None:
         (lambda: Photo(id=five, caption="", user_id=two), "shard 5"),
         (lambda: User(name=names_for(cluster, 5)[0]), "shard 5"),
         (lambda: Photo(caption="", user=lost), "shard 5"),
-        (lambda: Photo(caption="", user_id=foreign), "no shard 8"),
+        (lambda: Photo(caption="", user_id=foreign), "shard 8 does not exist"),
         (lambda: Photo(caption="", user_id="x"), "user_id 'x' of Photo"),
     ]
     for make, said in wrong:
@@ -389,7 +389,7 @@ def test_ids_of_no_shard_are_not_written(cluster: Cluster) -> None:
     foreign = cluster.layout.encode(ms=1, shard=8)
     with cluster.sharded_session() as session, statements(cluster) as sent:
         session.add(Photo(user_id=foreign, caption=""))
-        with pytest.raises(BadArgument, match="no shard 8 in this cluster") as caught:
+        with pytest.raises(BadArgument, match="shard 8 does not exist in this cluster") as caught:
             session.flush()
         assert "0 to 7" in caught.value.hint
         assert sent == []
@@ -572,7 +572,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (select(User).order_by(User.name), "sort String()", "collate"),
     (select(User).order_by(func.random()), "random", "number"),
     (select(User).order_by(select(Photo.id).scalar_subquery()), "subquery on photos", "query node"),
-    (select(User).order_by(User.name).with_for_update(), "locks no rows", "primary keys"),
+    (select(User).order_by(User.name).with_for_update(), "can't lock rows", "primary keys"),
     (select(User).order_by(User.id).offset(1).with_for_update(), "row locks", "primary keys"),
     (select(User).order_by(text("age + 1")), "ORDER BY", "column"),
     (select(User).limit(func.abs(3)), "LIMIT", ""),
@@ -586,7 +586,11 @@ WRONG: list[tuple[Any, str, str]] = [
     (update(User.__table__).ordered_values((User.__table__.c.name, "y")), "sharding key name", "delete"),
     (delete(User).where(User.age == select(func.max(User.age)).scalar_subquery()), "the subquery", "first"),
     (update(User).values(age=select(func.count(Tag.id)).scalar_subquery()), "subquery on tags", "first"),
-    (insert(User).from_select(["name"], select(User.name + "x")), "nothing says that name", "insert them"),
+    (
+        insert(User).from_select(["name"], select(User.name + "x")),
+        "name of users may belong to another shard",
+        "insert them",
+    ),
     (insert(User).from_select(["age"], select(User.age)), "shard of a row of users", "id, name"),
     (insert(Photo).from_select(["user_id"], select(func.max(User.id))), "max()", "Select the rows"),
 ]
@@ -614,7 +618,7 @@ def test_text_is_sorted_by_a_server(cluster: Cluster) -> None:
         assert session.scalars(select(func.now()), bind_arguments={"shard_id": 5}).one()
         connection = session.connection(bind_arguments={"shard_id": 5})
         assert set(connection.scalars(select(User.name))) == {n for n in ids if cluster.shard_for(n) == 5}
-        with pytest.raises(BadArgument, match="no connection of its own"):
+        with pytest.raises(BadArgument, match="does not have one connection"):
             session.connection()
 
 
@@ -720,9 +724,9 @@ def test_rows_without_a_shard_or_with_two(cluster: Cluster) -> None:
     foreign = cluster.layout.encode(ms=1, shard=8)
     with cluster.sharded_session() as session, statements(cluster) as sent:
         for model, row, said in (
-            (User, {"age": 5}, "nothing tells the shard of a row of User"),
+            (User, {"age": 5}, "cannot determine the shard of a row of User"),
             (User, {"name": names_for(cluster, 3)[0], "id": id_}, "names shard 3"),
-            (Photo, {"user_id": foreign}, f"user_id {foreign} of a row of Photo: there is no shard 8"),
+            (Photo, {"user_id": foreign}, f"user_id {foreign} of a row of Photo: shard 8 does not exist"),
         ):
             with pytest.raises(BadArgument, match=said):
                 session.execute(insert(model), [{"name": "fine", "user_id": id_}, row])
@@ -754,7 +758,9 @@ def test_objects_that_could_not_be_told_apart(cluster: Cluster) -> None:
             lambda: session.add(Country(code="SE")) or session.flush(),
         ):
             session.expire_all()
-            with pytest.raises(BadArgument, match=r"Country does not tell|rows of countries live") as caught:
+            with pytest.raises(
+                BadArgument, match=r"Country does not determine|of the rows of countries"
+            ) as caught:
                 load()
             assert re.search(r"cluster.session\(\)|name the shard", caught.value.hint)
             session.rollback()

@@ -32,7 +32,7 @@ class Result(unittest.TextTestResult):
 
 
 def is_refused(error: BaseException) -> bool:
-    reasons = ("has no table", "there is no shard")
+    reasons = ("has no table", "does not exist in this cluster")
     return isinstance(error, BadArgument) and any(reason in error.message for reason in reasons)
 
 

@@ -40,15 +40,15 @@ def fail() -> None:
         (
             lambda: None,
             "shardids rebalance --by size --resume",
-            "interrupted: Work. To see what is left: shardids shard move --list;"
+            "interrupted: Work. To see the remaining steps: shardids shard move --list;"
             " to resume: shardids rebalance --by size --resume",
         ),
-        (lambda: None, None, "interrupted: Work. To see what is left: shardids doctor"),
+        (lambda: None, None, "interrupted: Work. To see the remaining steps: shardids doctor"),
         (
             fail,
             "shardids shard move --resume",
-            "failed: Work: the shard has gone. Look for it. To see what is left: shardids shard move --list;"
-            " to resume: shardids shard move --resume",
+            "failed: Work: the shard has gone. Look for it. To see the remaining steps: shardids shard move"
+            " --list; to resume: shardids shard move --resume",
         ),
     ],
 )

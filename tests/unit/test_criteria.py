@@ -39,7 +39,7 @@ class Finder:
     def shard_of(self, id_: int, *, of: str | None = None) -> int:
         shard = DEFAULT.decode(id_).shard
         if shard >= 16:
-            raise BadArgument(f"there is no shard {shard} in this cluster")
+            raise BadArgument(f"shard {shard} does not exist in this cluster")
         return shard
 
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
@@ -192,8 +192,8 @@ def test_each_shard_gets_its_own_values() -> None:
 @pytest.mark.parametrize(
     ("criterion", "error", "said"),
     [
-        (User.id == id_in(99), BadArgument, "users.id: there is no shard 99"),
-        (Photo.user_id.in_([id_in(1), id_in(99)]), BadArgument, "photos.user_id: there is no shard 99"),
+        (User.id == id_in(99), BadArgument, "users.id: shard 99 does not exist"),
+        (Photo.user_id.in_([id_in(1), id_in(99)]), BadArgument, "photos.user_id: shard 99 does not exist"),
         (User.id == -5, BadArgument, "negative"),
         (User.id == 1.5, BadArgument, "users.id"),
         (User.name == 1.5, UnsupportedKey, "users.name"),

@@ -124,7 +124,7 @@ def test_rates() -> None:
     assert not list(tick_rate.findings(with_draws(drawn=800_000)))
     (fast,) = tick_rate.findings(with_draws(drawn=900_000))
     assert fast.shards == (5,)
-    assert "drew 900,000 IDs a second in the last 1.0 s; the layout has 1,024,000" in fast.what
+    assert "drew 900,000 IDs per second in the last 1.0 s; the layout has 1,024,000" in fast.what
     # Blocks raise the offset, but so does a session with after=, which draws nothing.
     assert not list(tick_rate.findings(with_draws(offset_ms=5900, ahead_before_ms=100)))
     # One that was behind it catches up.
@@ -137,11 +137,11 @@ def test_ticks() -> None:
     assert not list(ticks_ahead.findings(with_draws(offset_ms=120_900)))
     (ahead,) = ticks_ahead.findings(with_draws(offset_ms=121_100))
     assert (ahead.severity, ahead.shards) == (Severity.WARNING, (5,))
-    assert "up to 120.1 s ahead of the clock; at 3600 s draws are refused" in ahead.what
+    assert "up to 120.1 s ahead of the clock; at 3600 s next_id() fails" in ahead.what
     assert ahead.to_do == (
-        "See whether the server's clock was set back. If it is right, more IDs are drawn than the layout has"
-        " (1024000 a second and shard), or sessions with after= (advance_past) went past an ID that led:"
-        " see why the shard or the node that issued it did"
+        "Check whether the server's clock was set back. If it is right, either more IDs are drawn than the"
+        " layout has (1024000 per second and shard), or sessions with after= (advance_past) went past an ID"
+        " from the future: examine the shard and the node that issued it"
     )
     (far,) = ticks_ahead.findings(with_draws(offset_ms=1_900_000))
     assert far.severity is Severity.ERROR

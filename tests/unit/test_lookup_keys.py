@@ -135,7 +135,7 @@ def test_other_keys_are_refused() -> None:
         Table("users", MetaData(), lookup_key_column("email", Text()), schema="public")
     with pytest.raises(BadArgument, match="it is not known that values of type NullType"):
         made(ForeignKey("others.email"))
-    with pytest.raises(BadArgument, match="a look-up key is unique"):
+    with pytest.raises(BadArgument, match="a look-up key must be unique"):
         lookup_key(unique=False)
 
 

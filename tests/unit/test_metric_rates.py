@@ -47,7 +47,7 @@ def test_addresses(text: str, host: str, port: int, is_loopback: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", ":9187", "9187", "127.0.0.1", "127.0.0.1:", "a:65536", "a:-1", "a:¹"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(BadArgument, match="no address to listen at"):
+    with pytest.raises(BadArgument, match="not an address to listen on"):
         Address.parse(text)
 
 

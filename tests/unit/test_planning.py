@@ -155,16 +155,16 @@ def test_what_ends_first() -> None:
     node = Node(rows_per_second=4000, disk=1e13, connections=1e6)
     found = limits(load, layout=DEFAULT, shards=64, nodes=1, node=node, now=NOW)
     when = {one.what: one.year for one in found}
-    assert found[0].what == "rows a second"
-    assert when["rows a second"] == pytest.approx(2)
-    assert when["IDs a millisecond"] == pytest.approx(math.log2(64 * 512))
+    assert found[0].what == "rows per second"
+    assert when["rows per second"] == pytest.approx(2)
+    assert when["IDs per millisecond"] == pytest.approx(math.log2(64 * 512))
     assert when["years"] == pytest.approx(DEFAULT.years_left(NOW))
     assert load.bytes_after(when["disk"]) == pytest.approx(8e12)
     steady = limits(Load(ids_per_second=1), layout=DEFAULT, shards=1, nodes=1, node=node, now=NOW)
     assert {one.what for one in steady if math.isinf(one.year)} == {
-        "shards a node",
-        "IDs a millisecond",
-        "rows a second",
+        "shards per node",
+        "IDs per millisecond",
+        "rows per second",
         "disk",
         "connections",
     }
@@ -175,7 +175,7 @@ def test_what_ends_first() -> None:
 )
 def test_more_shards_a_node_than_were_measured(shards: int, nodes: int, year: float) -> None:
     found = limits(Load(ids_per_second=1), layout=DEFAULT, shards=shards, nodes=nodes, node=Node(), now=NOW)
-    (crowded,) = [one for one in found if one.what == "shards a node"]
+    (crowded,) = [one for one in found if one.what == "shards per node"]
     assert crowded.year == year
     assert "no more than 1,024 have been measured" in crowded.message
 
@@ -184,7 +184,7 @@ def test_more_shards_a_node_than_were_measured(shards: int, nodes: int, year: fl
     ("layout", "shards", "load", "words"),
     [
         (JS53, 65, Load(ids_per_second=1), ["65 shards: 6 bits"]),
-        (JS53, 64, Load(ids_per_second=3e6), ["IDs a millisecond: a shard of 64"]),
+        (JS53, 64, Load(ids_per_second=3e6), ["IDs per millisecond: a shard of 64"]),
         (DEFAULT, 64, Load(ids_per_second=1, years=100), ["years: its time ends at 2093"]),
         (DISCORD, 64, Load(ids_per_second=1, years=57), []),
         (DISCORD, 64, Load(ids_per_second=1, years=58), ["sign: its IDs turn negative at 2084"]),
@@ -225,12 +225,12 @@ ROWS, DISK = Node(rows_per_second=11_500, disk=1e18), Node(disk=4e8)
             ROWS,
             8,
             Load(ids_per_second=100_000),
-            "after 0 years rows a second takes 9, and there are 8",
+            "after 0 years rows per second takes 9, and there are 8",
         ),
-        (ROWS, 8, Load(ids_per_second=100_000, growth=-0.5), "after 0 years rows a second takes 9,"),
-        (ROWS, 8, Load(ids_per_second=50_000, growth=0.1), "after 10 years rows a second takes 12,"),
-        (ROWS, 8, Load(ids_per_second=1e8, years=1), "after 0 years rows a second takes 8,696,"),
-        (ROWS, 8, Load(ids_per_second=1, peak=1e12), "after 0 years rows a second takes 8.7e+07,"),
+        (ROWS, 8, Load(ids_per_second=100_000, growth=-0.5), "after 0 years rows per second takes 9,"),
+        (ROWS, 8, Load(ids_per_second=50_000, growth=0.1), "after 10 years rows per second takes 12,"),
+        (ROWS, 8, Load(ids_per_second=1e8, years=1), "after 0 years rows per second takes 8,696,"),
+        (ROWS, 8, Load(ids_per_second=1, peak=1e12), "after 0 years rows per second takes 8.7e+07,"),
         (DISK, 60, Load(ids_per_second=9, growth=-0.9, keep_years=2.0), "after 2 years disk takes 85,"),
         (DISK, 90, Load(ids_per_second=9, growth=-0.9, keep_years=2.0), []),
         (DISK, 90, Load(ids_per_second=9, growth=-0.9, rows=2e8), "after 10 years disk takes 225,"),
@@ -284,7 +284,7 @@ def test_nonsense_is_refused_by_name(options: dict[str, float], word: str) -> No
             Load(ids_per_second=1e12, years=1),
             "36-16-11@1767225600000",
             [
-                "IDs a millisecond: a shard of 65,536 needs 1.526e+04",
+                "IDs per millisecond: a shard of 65,536 needs 1.526e+04",
                 "nodes: after 1 years disk takes 4.39e+09",
             ],
         ),
@@ -449,7 +449,7 @@ def test_the_command_refuses_nonsense(words: list[str]) -> None:
         (["--node-connections", "0"], "--node-connections must be above 0"),
         (["--latency-ms", "-3"], "--latency-ms must be above 0 and at most 1e+18, not -3"),
         (["--years", "inf"], "--years must be above 0 and at most 1000, not inf"),
-        (["--growth", "-99%/m"], "--growth: '-99%/m' leaves nothing in a year"),
+        (["--growth", "-99%/m"], "--growth: '-99%/m' leaves no load after a year"),
         (["--layout", "default", "--price", "node=400"], "--price does not go with --layout"),
     ],
 )
@@ -482,6 +482,6 @@ def test_the_commands_of_the_page() -> None:
     for line in lines:
         ran = command(*shlex.split(line)[2:])
         assert ran.returncode == 0
-        is_crowded = "shards a node: now; 65,536" in ran.stdout
-        assert is_crowded == ran.stderr.startswith("Warning: shards a node: 65,536; no more than 1,024")
+        is_crowded = "shards per node: now; 65,536" in ran.stdout
+        assert is_crowded == ran.stderr.startswith("Warning: shards per node: 65,536; no more than 1,024")
         assert is_crowded or not ran.stderr

@@ -86,7 +86,9 @@ def change_key(
                 return _status(its, None, key)
         if change.shard != shard or change.state is State.RETURNING:
             why = "is on its way back" if change.shard == shard else f"was begun with shard {change.shard}"
-            raise ClusterConflict(f"the key of {its.name} {why}", hint="Go on with that: --status tells.")
+            raise ClusterConflict(
+                f"the key of {its.name} {why}", hint="Continue that; to see its state: --status"
+            )
         if change.state is State.WIDENING and not dry_run:
             its.work(change.key, FORWARD).take(*widening(change.key), Step(name="swap", act=swap))
             change = its.change()

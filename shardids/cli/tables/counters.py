@@ -102,7 +102,7 @@ def set_number(
     ],
     reason: ReasonOption,
     again: Annotated[
-        bool, typer.Option("--again", help="Although numbers that were issued would be issued again.")
+        bool, typer.Option("--again", help="Allow numbers that were already issued to be issued again.")
     ] = False,
     period: PeriodOption = None,
     shard: ShardOption = None,

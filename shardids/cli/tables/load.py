@@ -40,7 +40,7 @@ def load(
         str | None, typer.Option(help="The columns of a CSV file without a header: NAME,NAME…")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What the shards remember this load by; default: the file's name.")
+        str | None, typer.Option(help="The load's name in the shards; default: the file's name.")
     ] = None,
     rejects: Annotated[
         Path | None, typer.Option(help="File for rejected records; default: NAME.rejects.csv, here.")
@@ -54,9 +54,7 @@ def load(
     from shardids.tables.load import load as load_file
 
     if file == STDIN and name is None:
-        raise BadArgument(
-            "a load from stdin needs a name, by which the shards remember it", hint="Give --name."
-        )
+        raise BadArgument("a load from stdin needs a name", hint="Give --name.")
     found_format = _format_of(file, file_format)
     if found_format == "parquet":
         refuse("to a Parquet file, which names its columns", delimiter=delimiter != ",", columns=columns)

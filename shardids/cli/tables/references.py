@@ -26,9 +26,7 @@ def create(
     name: NameArgument,
     writer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NODE", help="Where reference tables are written to; needed for the first, for all alike."
-        ),
+        typer.Option(metavar="NODE", help="The writer of all reference tables; required for the first one."),
     ] = None,
     models: Annotated[
         str | None,
@@ -80,7 +78,7 @@ def delete(
     run: Run,
     name: NameArgument,
     key: Annotated[
-        list[str], typer.Argument(metavar="KEY…", help="The row's primary key, a value a column.")
+        list[str], typer.Argument(metavar="KEY…", help="The row's primary key, one value per column.")
     ],
 ) -> None:
     """Delete a row that no row of any node refers to. Run again, it completes an interrupted call."""
@@ -108,7 +106,7 @@ def drop(run: Run, name: NameArgument) -> None:
 @app.command()
 @takes("catalog", "dry-run")
 def move(
-    run: Run, to: Annotated[str, typer.Option(metavar="NODE", help="Where they are written to from then on.")]
+    run: Run, to: Annotated[str, typer.Option(metavar="NODE", help="The new writer of reference tables.")]
 ) -> None:
     """Let reference tables be written to on another node; run again, complete an interrupted call."""
     from shardids.tables import references, views

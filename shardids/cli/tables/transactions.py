@@ -79,7 +79,7 @@ def _exit_with(errors: Mapping[str, ShardidsError]) -> None:
 @takes("catalog", "dry-run", "json")
 def restore_point(
     run: Run,
-    name: Annotated[str, typer.Argument(help="What recovery_target_name will be; never used before.")],
+    name: Annotated[str, typer.Argument(help="The name to set in recovery_target_name; not used before.")],
     within: Annotated[
         str, typer.Option(metavar="DURATION", help="How long commits on several nodes may be kept waiting.")
     ] = "10s",

@@ -1,8 +1,8 @@
 """Rows into shards by COPY.
 
-``sources`` reads what is given as tuples, ``target`` knows the table: its columns, their defaults and types,
-and what in a row tells its shard. ``lanes`` brings blocks of rows to their shards over all nodes at once,
-each in a transaction of its own, and ``copy`` is what :meth:`shardids.Cluster.copy` calls.
+``sources`` reads the caller's rows as tuples. ``target`` knows the table: its columns, their defaults and
+types, and the columns that determine a row's shard. ``lanes`` brings blocks of rows to their shards over all
+nodes at once, each in its own transaction, and :meth:`shardids.Cluster.copy` calls ``copy``.
 """
 
 from shardids.client.copying.copy import CopyReport

@@ -1,4 +1,4 @@
-"""What :meth:`shardids.Cluster.copy` does, for both kinds of clusters."""
+"""The work of :meth:`shardids.Cluster.copy`, for both kinds of clusters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RowRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
-    """What :meth:`shardids.Cluster.copy` has copied.
+    """The result of :meth:`shardids.Cluster.copy`.
 
     Attributes:
         by_shard: the number of rows, by shard.
@@ -80,7 +80,7 @@ class CopyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySettings:
-    """How to copy: see :meth:`shardids.Cluster.copy`."""
+    """Parameters of :meth:`shardids.Cluster.copy`."""
 
     columns: Sequence[Any] | None = None
     key: Any = None
@@ -172,7 +172,7 @@ def _shard(router: Router, target: CopyTarget, row: Row, number: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sender:
-    """Copies blocks of tuples into a table."""
+    """Sender of blocks of tuples into a table."""
 
     target: CopyTarget
     cluster: Cluster
@@ -257,7 +257,7 @@ def failed_line(error: BaseException) -> int | None:
 
 
 def in_words(error: BaseException) -> tuple[str, str]:
-    """Return what an error says, and its hint."""
+    """Return the message of an error, and its hint."""
     if isinstance(error, RowRefused):
         error = error.error
     if isinstance(error, ShardidsError):
@@ -288,9 +288,9 @@ def _before(copied: Mapping[int, int]) -> str:
 
 
 async def copied_in_thread(cluster: Cluster, table: Any, rows: Any, settings: CopySettings) -> CopyReport:
-    """Copy in a thread, over connections of its own; wait for its end even when the task is cancelled.
+    """Copy in a thread, over its own connections; wait for its end even when the task is cancelled.
 
-    Raises what :meth:`shardids.Cluster.copy` says.
+    Raises the errors of :meth:`shardids.Cluster.copy`.
     """
     loop, stop, engines = get_running_loop(), Event(), cluster._engines.for_copying()
     on_progress = settings.on_progress

@@ -1,4 +1,4 @@
-"""Brings blocks of rows to their shards: a thread and a connection a node, a transaction a block."""
+"""Transport of blocks of rows to their shards: a thread and connection per node, a transaction per block."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shardids.pg.connections import translate
 Item = TypeVar("Item")
 
 ROWS_A_TRANSACTION: Final = 50_000
-"""How many rows one transaction copies at most."""
+"""The most rows that one transaction copies."""
 _ROWS_A_BLOCK: Final = 1_000
-"""With how many rows for each of the shards a COPY is much longer than what is around it."""
+"""Rows per shard: a COPY of as many takes much longer than the statements around it."""
 _TRANSACTIONS_IN_MEMORY: Final = 10
-"""How many transactions' worth of rows wait for their shards at most."""
+"""The most rows that wait for their shards, in transactions."""
 _AHEAD: Final = 2
 """How many transactions of a node are under way or next."""
 
@@ -50,7 +50,7 @@ class Copied:
 
 
 def quietly(_copied: Copied) -> None:
-    """Tell nobody of what is copied."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +81,19 @@ between them."""
 
 
 class Lanes(Generic[Item]):
-    """Sends blocks to the nodes of their shards; each node has one thread and one connection.
+    """The ways of blocks to the nodes of their shards; each node has one thread and one connection.
 
     A transaction has blocks of several shards of a node. If it fails, each block is sent again by itself.
 
-    The blocks of a shard are committed in order, so that what is there after a failure is the first of its
-    rows. A shard's blocks stay in the lane in which they began, even if it moves: a block that its node
-    refuses because of that is rolled back and sent to the new owner.
+    The blocks of a shard are committed in order, so that a failure leaves the first of its rows. A shard's
+    blocks stay in their first lane, even if the shard moves: a block that its node refuses because of the
+    move is rolled back and sent to the new owner.
 
     Args:
         followed: the placement.
         engine_of: returns the engine of a node.
         send: copies blocks.
-        rows_a_transaction: how many rows a transaction has at most.
+        rows_a_transaction: the most rows of a transaction.
         patience_s: how long to wait for a shard that has moved; see :meth:`shardids.Shard.run`.
         on_copied: called in the caller's thread after each commit, until a block fails.
         stop: ends the run early when it is set.
@@ -127,7 +127,7 @@ class Lanes(Generic[Item]):
         """Send all rows: lists of their shards, the rows themselves, and their numbers.
 
         Raises:
-            BlockFailed: the first block that failed; :attr:`copied` says what is committed.
+            BlockFailed: the first block that failed; :attr:`copied` counts the committed rows.
         """
         try:
             for shards, items, numbers in routed:

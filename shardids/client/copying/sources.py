@@ -1,4 +1,4 @@
-"""Reads rows of whatever kind as tuples: mappings, tuples, polars' frames, and what speaks Arrow."""
+"""Readers that turn rows of any kind into tuples: mappings, tuples, polars frames, Arrow objects."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def _iterable(rows: Iterator[Any], columns: Sequence[Any] | None) -> RowSource:
     if not isinstance(first, Sequence) or isinstance(first, str | bytes):
         raise BadArgument(
             f"row 1 is of type {type(first).__name__}",
-            hint="A row is a mapping, or a tuple or list of values.",
+            hint="Give each row as a mapping, or as a tuple or list of values.",
         )
     fields = getattr(first, "_fields", None)
     if columns is None and fields is None:
         raise BadArgument(
-            "nothing names the columns of these rows", hint='Give columns=("name", …), or mappings.'
+            "the rows have no column names", hint='Give columns=("name", …), or rows that are mappings.'
         )
     named = list(fields or ()) if columns is None else list(columns)
     return RowSource(names=named, chunks=_of_tuples(rows, len(named)))
@@ -75,7 +75,7 @@ def _iterable(rows: Iterator[Any], columns: Sequence[Any] | None) -> RowSource:
 
 def _refuse_names(columns: Sequence[Any] | None) -> None:
     if columns is not None:
-        raise BadArgument("columns= is for rows without names; these name their columns themselves")
+        raise BadArgument("columns= is only for rows without column names; these rows have names")
 
 
 def _of_tuples(rows: Iterator[Any], width: int) -> Iterator[list[Row]]:
@@ -87,7 +87,7 @@ def _of_tuples(rows: Iterator[Any], width: int) -> Iterator[list[Row]]:
             fits = False
         if not fits:
             at = next(n for n, row in enumerate(chunk, number + 1) if not _is_row(row) or len(row) != width)
-            raise BadArgument(f"row {at} does not have {width} values as the first one has, or columns= says")
+            raise BadArgument(f"row {at} does not have {width} values, as the first row or columns= has")
         number += len(chunk)
         yield chunk
 
@@ -117,7 +117,7 @@ def _of_mappings(rows: Iterator[Any], names: Sequence[str]) -> Iterator[list[Row
             )
             raise BadArgument(
                 f"row {at} does not have the columns of the first one: {', '.join(map(str, names))}",
-                hint="All rows of a COPY have the same columns. Give None where there is no value.",
+                hint="Give all rows the same columns, with None for a missing value.",
             )
         number += len(chunk)
         yield tuples
@@ -139,7 +139,7 @@ def _arrow(rows: Any) -> RowSource:
 
 
 def of_batches(batches: Iterable[Any]) -> Iterator[list[Row]]:
-    """Return the rows of Arrow's record batches."""
+    """Yield the rows of Arrow's record batches."""
     for batch in batches:
         for start in range(0, batch.num_rows, CHUNK):
             part = batch.slice(start, CHUNK)

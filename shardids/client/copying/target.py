@@ -1,4 +1,4 @@
-"""The table that rows are copied into: columns, types, defaults, and what tells a row's shard."""
+"""The table that rows are copied into: columns, types, defaults, and the columns that determine the shard."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class CopyTarget:
 
     Attributes:
         name: the table's name.
-        id_column: the column that gets IDs of the shard; ``None`` if the rows bring theirs, or there is none.
+        id_column: the column that gets IDs of the shard; ``None`` if the rows have IDs, or the table no such
+            column.
         columns: those of the rows, and then those with a default in Python.
         given: how many of them the rows have.
-        telling: which of them tell a row's shard, by their place.
-        key: the place of the one that was named, whose value must not be NULL.
+        telling: those that determine a row's shard, by their place.
+        key: the place of the named column, whose value must not be NULL.
     """
 
     name: str
@@ -78,8 +79,7 @@ def target_of(
 
     Raises:
         BadArgument: it is not a table in each shard, has no such columns, or one whose values COPY can't
-        write;
-            or nothing tells the shard of its rows.
+            write; or none of its columns determines the shard of a row.
     """
     mapper = inspect(table, raiseerr=False) if not isinstance(table, Table) else None
     found = _table(table, mapper)
@@ -99,7 +99,7 @@ def target_of(
     if len(named) + (shard is not None) > 1:
         raise BadArgument("copy() takes at most one of key=, id= and shard=")
     if region is not None and key is None:
-        raise BadArgument("region= says among which shards keys are, and goes with key=")
+        raise BadArgument("region= names the region of keys, and requires key=")
     telling = {at: tells for at, column in enumerate(columns) if (tells := how_it_tells(column)) is not None}
     place = None
     if named:
@@ -107,8 +107,9 @@ def target_of(
         telling[place] = _tells(named[0], telling.get(place), by_id=id_ is not None, region=region)
     if not telling and shard is None:
         raise BadArgument(
-            f"nothing tells the shards of rows of {found.name}",
-            hint="Name the column that they are sharded by: key=, or id= if it holds IDs; or one shard=.",
+            f"cannot determine the shards of the rows of {found.name}",
+            hint="Name the column to shard by with key=, a column that holds IDs with id=, or one shard with"
+            " shard=.",
         )
     return CopyTarget(
         name=found.name, id_column=id_column, columns=columns, given=len(given), telling=telling, key=place
@@ -116,9 +117,9 @@ def target_of(
 
 
 class Router:
-    """Finds the shards of rows, and remembers those of keys that came before.
+    """A finder of the shards of rows, which remembers the shards of earlier keys.
 
-    ``read`` makes a value of what the rows hold, given its kind.
+    ``read`` converts a value of a row to a given kind.
     """
 
     def __init__(
@@ -157,10 +158,10 @@ class Router:
             for (at, tells), value in zip(target.telling.items(), values, strict=True)
         }
         if target.key is not None and by_place[target.key] is None:
-            raise BadArgument(f"{target.columns[target.key].name}, which tells its shard, is NULL")
+            raise BadArgument(f"{target.columns[target.key].name}, which determines its shard, is NULL")
         row = {target.columns[at].key: value for at, value in by_place.items()}
         if self._shard is None and all(value is None for value in row.values()):
-            raise BadArgument(f"{', '.join(row)}, which would tell its shard, is NULL")
+            raise BadArgument(f"{', '.join(row)}, which would determine its shard, is NULL")
         telling = {target.columns[at].key: tells for at, tells in target.telling.items()}
         return shard_told(row, telling, target.name, self._finder, only=self._shard)
 
@@ -193,7 +194,7 @@ class _KnownShards(dict[Any, Any]):
 
 
 def refuse_lookups(target: CopyTarget, lookups: Iterable[RegisteredLookup]) -> None:
-    """Refuse a table with a look-up key: what is copied is not claimed.
+    """Refuse a table with a look-up key: a copy does not claim its values.
 
     Raises:
         BadArgument: it has one.
@@ -201,22 +202,22 @@ def refuse_lookups(target: CopyTarget, lookups: Iterable[RegisteredLookup]) -> N
     for lookup in lookups:
         if lookup.table == target.name:
             raise BadArgument(
-                f"rows of {target.name} can't be copied: {lookup} is a look-up key, and COPY claims nothing",
-                hint="Insert them: session.execute(insert(…), rows) claims the values of all rows together.",
+                f"rows of {target.name} can't be copied: COPY does not claim values of look-up key {lookup}",
+                hint="Insert them: session.execute(insert(…), rows) claims the values of all rows at once.",
             )
 
 
 def _table(table: Any, mapper: Any) -> Table:
     found = mapper.local_table if isinstance(mapper, Mapper) else table
     if not isinstance(found, Table):
-        raise BadArgument(f"rows are copied into a Table or a mapped class, not {type(table).__name__}")
+        raise BadArgument(f"copy() needs a Table or a mapped class, not {type(table).__name__}")
     if isinstance(mapper, Mapper) and len(mapper.tables) > 1:
         raise BadArgument(
-            f"a row of {mapper.class_.__name__} lies in several tables",
-            hint="Copy into each Table by itself.",
+            f"a row of {mapper.class_.__name__} is stored in several tables",
+            hint="Copy into each Table separately.",
         )
     if found.schema is not None:
-        raise BadArgument(f"{found.fullname} names its schema: it is not a table of each shard")
+        raise BadArgument(f"{found.fullname} has a schema, so it is not a table of the shards")
     return found
 
 
@@ -250,26 +251,26 @@ def _is_filled(column: Column[Any]) -> bool:
         return True
     raise BadArgument(
         f"the default of {column} is an SQL expression, which COPY can't write",
-        hint="Give the column's values, or make it a server_default.",
+        hint="Add the column to the rows, or make the default a server_default.",
     )
 
 
 def _refuse_expressions(column: Column[Any]) -> None:
     if column.type.bind_expression(bindparam("value")) is not None:
         raise BadArgument(
-            f"{column} of type {column.type!r} is written by an SQL expression, which COPY can't do",
-            hint="Insert these rows by a session.",
+            f"{column} of type {column.type!r} needs an SQL expression for its values, which COPY can't use",
+            hint="Insert these rows with a session.",
         )
 
 
 def _place(column: Column[Any], columns: Sequence[Column[Any]], table: Table) -> int:
     if column not in columns:
-        raise BadArgument(f"the rows have no column {column.name}, by which {table.name} is to be sharded")
+        raise BadArgument(f"the rows have no column {column.name} to shard {table.name} by")
     return list(columns).index(column)
 
 
 def _tells(column: Column[Any], known: Tells | None, *, by_id: bool, region: str | None) -> Tells:
-    """Return how a column that was named tells the shard; the models know better, where they know."""
+    """Return how a named column determines the shard; if the models say so too, they have priority."""
     if by_id and known is not None and known.kind is not None:
         raise BadArgument(
             f"{column} is a sharding key and holds no IDs", hint=f'Name it as key="{column.key}".'
@@ -280,7 +281,7 @@ def _tells(column: Column[Any], known: Tells | None, *, by_id: bool, region: str
         return known
     if known.kind is None or known.region is not None:
         raise BadArgument(
-            f"{column} holds {'IDs' if known.kind is None else 'keys that tell their region themselves'}",
+            f"{column} holds {'IDs' if known.kind is None else 'keys that already determine their region'}",
             hint="Leave region= out.",
         )
     return replace(known, region=lambda _key: region)

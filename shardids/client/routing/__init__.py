@@ -1,6 +1,7 @@
-"""Sessions over shards: which rows lie where, which shards a statement concerns, and one answer out of many.
+"""Sessions over shards: the shards of rows, the shards that a statement concerns, one answer out of many.
 
-``models`` reads from mapped classes what tells a row's shard; ``criteria`` and ``placing`` use it for
-statements and objects. ``shapes`` says which statements each shard answers for itself, ``fanout`` asks shards
-and merges their rows, ``statements`` executes, and ``sessions`` is what :class:`shardids.Cluster` hands out.
+``models`` finds the attributes of mapped classes that determine a row's shard; ``criteria`` and ``placing``
+use them for statements and objects. ``shapes`` decides which statements each shard answers for itself,
+``fanout`` asks shards and merges their rows, ``statements`` executes, and ``sessions`` has the sessions of
+:class:`shardids.Cluster`.
 """

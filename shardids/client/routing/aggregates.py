@@ -1,8 +1,8 @@
 """Aggregates that each node computes for its rows: the one list of those whose parts make the whole.
 
 The query node combines the parts by SQL: ``postgres_fdw`` sends an aggregate to a node only if the groups are
-the node's own, so the inner SELECT groups by the node, too. A session combines them in Python where one row
-is asked for, and only numbers that Python adds and compares exactly.
+the node's own, so the inner SELECT also groups by the node. A session combines them in Python if the result
+is one row, and only numbers that Python adds and compares exactly.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ Fold = Callable[[list[Any]], Any]
 
 
 class Parts(NamedTuple):
-    """What is computed where for an aggregate.
+    """The two steps of an aggregate: on each node, and over the nodes' results.
 
     Attributes:
-        on_nodes: what each node computes.
+        on_nodes: the aggregates that each node computes.
         combined: makes the SQL that combines the nodes' columns.
-        fold: combines the nodes' values in Python; ``None`` where that is not known to be the same.
+        fold: combines the nodes' values in Python; ``None`` if the result could differ from PostgreSQL's.
     """
 
     on_nodes: list[Any]
@@ -70,7 +70,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(aggregate: Any) -> Parts | None:  # noqa: PLR0911 -- one per aggregate
-    """Return what is computed where for an aggregate; ``None`` if it is not known how to combine."""
+    """Return the two steps of an aggregate; ``None`` if it has no known way to combine."""
     function = aggregate.func if isinstance(aggregate, FunctionFilter) else aggregate
     if not isinstance(function, FunctionElement):
         return None
@@ -133,7 +133,7 @@ def _tells_shard(element: Any) -> bool:
 
 
 def folds_of(statement: Any) -> tuple[Fold, ...]:
-    """Return how the columns of a SELECT of nothing but aggregates fold; empty if they don't."""
+    """Return how the columns of a SELECT of aggregates only fold; empty if they don't."""
     if not isinstance(statement, Select) or clauses_of(statement).group_by or clauses_of(statement).distinct:
         return ()
     folds = [fold_of(one) for one in statement.inner_columns]
@@ -176,7 +176,7 @@ def _found(element: Any) -> tuple[Any, bool]:
 
 
 def _without_zero(column: Any) -> Any:
-    """Return what is in ``coalesce(…, 0)`` of a column: for a sum and a count, 0 and none are alike."""
+    """Return the argument of ``coalesce(…, 0)`` of a column: for a sum and a count, 0 and none are alike."""
     element = plain(column)
     if not (isinstance(element, FunctionElement) and _name(element) == "coalesce"):
         return element

@@ -1,4 +1,4 @@
-"""Which values of look-up keys a session writes, and when it claims them: after the rows, before COMMIT."""
+"""The claims of a session on the values of look-up keys that it writes: after the rows, before COMMIT."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _WAITING: Final[WeakSet[Engine]] = WeakSet()
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """The session claims what is written inside, once it is written."""
+    """Let the session claim the rows that are written inside, after they are written."""
     _mark_waiting()
     token = _IS_CLAIMED.set(True)
     try:
@@ -93,7 +93,7 @@ class Claiming(Session):
     _getting: tuple[ModelFacts, int] | None = None
 
     def get(self, entity: type[Entity] | Mapper[Entity], ident: Any, **options: Any) -> Entity | None:
-        """As :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key tells."""
+        """Act as :meth:`sqlalchemy.orm.Session.get`, in the one shard that the primary key determines."""
         outer, self._getting = self._getting, None if options else self._told(entity, ident)
         try:
             return super().get(entity, ident, **options)
@@ -162,7 +162,7 @@ class Claiming(Session):
             self.is_flushing = outer
 
     def bulk_save_objects(self, objects: Any, *arguments: Any, **options: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_save_objects`, each object in its shard."""
+        """Act as :meth:`sqlalchemy.orm.Session.bulk_save_objects`, each object in its shard."""
         for shard, some in self.objects_by_shard(objects).items():
             with writing(), self.writing_to(shard):
                 super().bulk_save_objects(some, *arguments, **options)
@@ -172,7 +172,7 @@ class Claiming(Session):
     def bulk_insert_mappings(
         self, mapper: Any, mappings: Any, return_defaults: bool = False, render_nulls: bool = False
     ) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
+        """Act as :meth:`sqlalchemy.orm.Session.bulk_insert_mappings`, each row into its shard."""
         rows, statement, options = list(mappings), insert(mapper), {"render_nulls": render_nulls}
         if rows and return_defaults:
             key = inspect(mapper).mapper.primary_key
@@ -184,19 +184,19 @@ class Claiming(Session):
             self.execute(statement, rows, execution_options=options)
 
     def bulk_update_mappings(self, mapper: Any, mappings: Any) -> None:
-        """As :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
+        """Act as :meth:`sqlalchemy.orm.Session.bulk_update_mappings`, each row in its shard."""
         if rows := list(mappings):
             self.execute(update(mapper), rows)
 
     def claim_flushed(self, shard_of: Callable[[InstanceState[Any]], int]) -> None:
-        """Claim what a flush has written. Raises as :meth:`Claimant.claim` does."""
+        """Claim the rows that a flush has written. Raises as :meth:`Claimant.claim` does."""
         if not lookups_are_defined():
             return
         states: Iterator[InstanceState[Any]] = map(inspect, (*self.new, *self.dirty))
         self._claim((lookup, value, shard_of(one)) for one in states for lookup, value in _written_of(one))
 
     def _claim_beside(self, written: Iterable[tuple[Lookup, Any]], shard: int) -> None:
-        """Claim what was written into a shard, and not by a flush."""
+        """Claim rows that were written into a shard, and not by a flush."""
         found = [(lookup, value, shard) for lookup, value in written]
         if not found:
             return
@@ -220,15 +220,15 @@ class Claiming(Session):
         connections = map(self.connection_to, {shard for rows in wanted.values() for shard in rows.values()})
         if any(connection.connection.autocommit for connection in connections):
             raise BadArgument(
-                f"the rows of {next(iter(wanted)).table} are written in AUTOCOMMIT: each is committed",
-                hint="Values of look-up keys are claimed between the write and COMMIT.",
+                f"rows of {next(iter(wanted)).table} can't be written in AUTOCOMMIT: it has a look-up key",
+                hint="Use another isolation level: values are claimed between the write and COMMIT.",
             )
         for lookup in sorted(wanted, key=str):
             self.claims.claim(lookup, wanted[lookup])
 
 
 _UNKNOWN: Final = text("DEFAULT")
-"""Stands for what a default makes, of which the session is not told."""
+"""Stands for a value that a default makes: the session does not see it."""
 
 
 def _written_of(state: InstanceState[Any]) -> Iterator[tuple[Lookup, Any]]:
@@ -248,8 +248,8 @@ def _refuse_inside(statement: Any) -> None:
     """
     if (inside := reading_of(statement)[0].inner_lookup) is not None:
         raise BadArgument(
-            f"{inside} is a look-up key, and an INSERT or UPDATE within another statement writes it",
-            hint="Execute it by itself: a session claims what insert() and update() write.",
+            f"an INSERT or UPDATE within another statement writes look-up key {inside}",
+            hint="Execute it separately: a session claims the values of insert() and update().",
         )
 
 
@@ -275,9 +275,9 @@ def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[
     }
     if getattr(statement, "select", None) is not None:
         raise BadArgument(
-            f"INSERT … SELECT into {statement.table.name}, where {lookups[0]} is a look-up key: only the"
-            " database knows its values",
-            hint="Select the rows first, and insert them with their values, which are claimed.",
+            f"the values of look-up key {lookups[0]} can't be claimed in INSERT … SELECT: only the database"
+            " knows them",
+            hint="Select the rows first, and insert them with their values.",
         )
     own = assigned(statement)
     given_rows: list[Any] = [given] if isinstance(given, Mapping) else list(given or ())
@@ -289,8 +289,8 @@ def _written(statement: Any, given: Any, lookups: Sequence[Lookup]) -> Iterator[
                 yield lookup, _literal(row[key], row)
             elif isinstance(statement, Insert):
                 raise BadArgument(
-                    f"no value is given to {lookup}, a look-up key, in an INSERT",
-                    hint="Give it in the statement: values are claimed, and a default is not known before.",
+                    f"an INSERT gives no value for look-up key {lookup}",
+                    hint="Give the value in the statement: the session can't claim a server's default.",
                 )
         yield from _conflicting(statement, row, names)
 
@@ -323,8 +323,8 @@ def refuse_many(statement: Any, given: Any) -> None:
     """
     for lookup, _ in written_by(statement, given):
         raise BadArgument(
-            f"an UPDATE over several shards sets {lookup}, whose values are unique over all of them",
-            hint="Say whose row it is, by its ID or its sharding key.",
+            f"an UPDATE over several shards sets look-up key {lookup}, whose values are unique",
+            hint="Name the row by its ID or its sharding key.",
         )
 
 
@@ -347,4 +347,4 @@ def shown(value: object) -> str:
 
 
 class ValueTaken(psycopg.errors.UniqueViolation):
-    """What the ``IntegrityError`` of a value that another row has wraps: ``orig``."""
+    """The ``orig`` of the ``IntegrityError`` for a value that another row has."""

@@ -1,6 +1,6 @@
-"""Which shards a statement names: by IDs, by foreign keys to them, and by sharding keys.
+"""The shards that a statement names: by IDs, by foreign keys to them, and by sharding keys.
 
-What a statement's structure says is read once for all that differ in their values only.
+A statement's structure is read once for all statements that differ in their values only.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from shardids.errors import BadArgument, ShardidsError
 from shardids.models.lookups import Lookup, lookup_of, lookups_of
 
 Choice = frozenset[int] | None
-"""Shards outside of which no row fulfils a criterion; ``None`` if it could be any."""
+"""All shards that can have rows that fulfil a criterion; ``None`` if it could be any."""
 
 LookUp = Callable[[Lookup, Iterable[Any]], Claimed | None]
 """Returns the shards whose rows can have values of a look-up key; ``None`` if they are not known."""
 
 
 class Named(NamedTuple):
-    """What the criteria of a statement name.
+    """The shards that the criteria of a statement name.
 
     Attributes:
         shards: the shards that rows can come from; ``None`` if the criteria name none.
@@ -83,17 +83,17 @@ def narrowed(statement: Any, parameters: Any, named: Named, shard: int) -> tuple
 
 @dataclass(slots=True, kw_only=True)
 class Reading:
-    """What a statement's structure says.
+    """The structure of a statement, apart from its values.
 
     Attributes:
-        shards: tells the shards that the WHERE clause names, with the values of one execution; ``None`` if
-            it names nothing, whatever its values are.
+        shards: returns the shards that the WHERE clause names, given the values of one execution; ``None`` if
+            it names none, whatever its values are.
         name: the model or table that is written, for messages.
-        telling: of an INSERT or UPDATE: what in a row tells its shard, by attribute and column.
+        telling: of an INSERT or UPDATE: how values of a row determine its shard, by attribute and column.
         written: of those, the ones that the statement sets itself, by the number of their literal.
         mappers: the classes that it is of.
         inner_lookup: a look-up key that an INSERT or UPDATE within the statement writes.
-        of_references: whether it reads reference tables alone; ``None`` if that was not looked at.
+        of_references: whether it reads reference tables only; ``None`` if this was not checked.
         stays: whether it was found to read one shard when its criteria name one, with old IDs or without.
         is_fixed: whether only its LIMIT and OFFSET differ from execution to execution.
         kept: its plans for several shards, by those numbers.
@@ -115,7 +115,7 @@ _KNOWN: Final[LRUCache[Any, Reading]] = LRUCache(500)
 
 
 def reading_of(statement: Any) -> tuple[Reading, Sequence[BindParameter[Any]]]:
-    """Return what a statement's structure says, and its literals and parameters."""
+    """Return a statement's structure, and its literals and parameters."""
     # What SQLAlchemy finds the compiled statement by, and keeps: nothing public tells so quickly what two
     # statements have in common.
     generate = getattr(statement, "_generate_cache_key", None)
@@ -132,12 +132,12 @@ def reading_of(statement: Any) -> tuple[Reading, Sequence[BindParameter[Any]]]:
 
 
 class Read:
-    """One statement with its values. What can't be read names nothing, so the answer is never too small.
+    """One statement with its values. An unreadable criterion names no shard: the answer is never too small.
 
     A statement runs within one shard at a time: a condition on any of its tables holds for all of them.
 
     Attributes:
-        reading: what its structure says.
+        reading: its structure.
     """
 
     __slots__ = ("_binds", "_given", "_lists", "_look_up", "_statement", "finder", "reading")
@@ -153,7 +153,7 @@ class Read:
         self._lists: dict[str, dict[int, list[int]]] = {}
 
     def named(self) -> Named:
-        """Return what the criteria name.
+        """Return the shards that the criteria name.
 
         Raises:
             BadArgument: an ID of no shard of this cluster.
@@ -173,7 +173,7 @@ class Read:
             self.reading.stays.add(by_table)
 
     def of_references(self, dialect: Callable[[], Dialect]) -> bool:
-        """Return whether it reads reference tables alone, which every node answers alike."""
+        """Return whether it reads reference tables only, which every node answers alike."""
         if self.reading.of_references is None:
             is_free = getattr(self._statement, "is_select", False) and self.reading.shards is None
             self.reading.of_references = bool(is_free) and reads_references(self._statement, dialect())
@@ -240,10 +240,10 @@ _Told = Callable[[Read], Choice]
 
 
 class _Reader:
-    """Reads the structure of a statement: what has to be compared, not the values to compare with.
+    """A reader of a statement's structure: of the columns to compare, not of the values to compare with.
 
     Attributes:
-        binds: the literals and parameters; what is read names them by their number.
+        binds: the literals and parameters; the structure names them by their number.
     """
 
     def __init__(self, statement: Any, binds: Sequence[BindParameter[Any]]) -> None:
@@ -355,7 +355,7 @@ def _never(_values: Read) -> Choice:
 
 
 def _common(reads: Iterable[_Told | None]) -> _Told | None:
-    """Return what tells the shards that all conditions name."""
+    """Return the function for the shards that all conditions name."""
     known = [read for read in reads if read is not None]
     if len(known) <= 1:
         return known[0] if known else None
@@ -368,7 +368,7 @@ def _common(reads: Iterable[_Told | None]) -> _Told | None:
 
 
 def _united(reads: Iterable[_Told | None]) -> _Told | None:
-    """Return what tells the shards that any condition names: nothing, if one names nothing."""
+    """Return the function for the shards that any condition names; ``None`` if one names none."""
     known = list(reads)
     if None in known:
         return None

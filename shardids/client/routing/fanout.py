@@ -1,4 +1,4 @@
-"""Asks several shards one question: one statement a node, the nodes at once, their rows merged.
+"""One question to several shards: one statement per node, the nodes at once, their rows merged.
 
 A statement executed with the option :data:`STAND_IN` does not reach the server: a :class:`Capture` keeps its
 SQL, and a :class:`Replay` answers it with rows that nodes gave. SQLAlchemy compiles and loads it as ever.
@@ -74,13 +74,13 @@ Row = Sequence[Any]
 
 
 class Capture:
-    """Keeps what a statement would have sent.
+    """A record of a statement that is not sent.
 
     Attributes:
         sql: the SQL as the driver takes it.
         parameters: their values by name.
         columns: labels and types of its result's columns.
-        compiled: what SQLAlchemy made of the statement; the same object for all that are compiled alike.
+        compiled: the statement as SQLAlchemy compiled it; the same object for all that are compiled alike.
         names: of the parameters in the SQL, by their keys in the statement.
         multiplies_rows: whether collections are loaded by a join, so that one object is several rows.
         sends_enums: whether a parameter is a native enum, or an array of them.
@@ -127,7 +127,7 @@ class Capture:
 
 
 class Replay:
-    """Answers one statement with rows; those that follow from it, such as its loaders', go to the server.
+    """An answer of rows to one statement; those that follow from it, such as its loaders', go to the server.
 
     It is the cursor of the statement's result.
 
@@ -190,7 +190,7 @@ def heed_stand_ins(engine: Engine) -> None:
 
 _SORTABLE: Final = (Integer, Numeric, Float, Boolean, LargeBinary, Uuid)
 _MOMENTS: Final = (Date, DateTime, Time)
-"""Types of which Python cannot have every value: 'infinity', or 24:00."""
+"""Types with values that Python cannot represent: 'infinity', or 24:00."""
 
 
 @total_ordering
@@ -216,8 +216,8 @@ class OrderKey:
     """One key of ORDER BY.
 
     Attributes:
-        expression: what is sorted by.
-        descending: whether from the highest down.
+        expression: the expression to sort by.
+        descending: whether the highest comes first.
         nulls_first: whether NULL comes before all values.
     """
 
@@ -243,12 +243,12 @@ class OrderKey:
         )
 
     def rank(self, value: Any) -> tuple[Any, ...]:
-        """Return what a value is compared by: the lower first, or the higher if the order is descending."""
+        """Return a value's sort key: the lower sorts first, or the higher if the order is descending."""
         if value is None:
             return (0,) if self.nulls_first is not self.descending else (3,)
         if type(value) is str and not self.in_byte_order:
             raise CannotCombine(
-                f"ORDER BY {self.expression} sorts text by a language's rules, which Python can't",
+                f"ORDER BY {self.expression} over several shards: Python can't sort text as a language does",
                 hint='Order by collate(column, "C"), or sort in Python.',
             )
         # NaN, the only value that differs from itself, is above all numbers and equal to itself.
@@ -258,7 +258,7 @@ class OrderKey:
         """Return the SQL of a value that Python compares as PostgreSQL compares the key's.
 
         Raises:
-            CannotCombine: there is none.
+            CannotCombine: Python can't compare the key's values as PostgreSQL does.
         """
         type_ = innermost(self.expression.type)
         declared: Any = self.expression.type
@@ -279,7 +279,7 @@ class OrderKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan:
-    """How to combine.
+    """The way to combine the rows of several shards.
 
     Attributes:
         branch: the statement for each shard: all rows that can be among the first ``offset + limit``.
@@ -347,7 +347,7 @@ def plan(statement: Any, parameters: Any) -> MergePlan:
     if not isinstance(statement, Select):
         raise CannotCombine(
             f"a {type(statement).__name__} can't be sent to several shards",
-            hint='Name the shard: bind_arguments={"shard_id": number}; or write one select() a part.',
+            hint='Name the shard: bind_arguments={"shard_id": number}; or write one select() per part.',
         )
     clauses = clauses_of(statement)
     if clauses.fetch is not None:
@@ -378,7 +378,7 @@ def _written_out(number: int) -> Any:
 
 
 def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
-    """Return the keys of a statement's ORDER BY.
+    """Yield the keys of a statement's ORDER BY.
 
     Raises:
         CannotCombine: one of them is text that is not the name of a column.
@@ -404,7 +404,7 @@ def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
             named = statement.selected_columns.get(written)
             if named is None:
                 raise CannotCombine(
-                    f"ORDER BY {written!r} over several shards",
+                    f"ORDER BY {written!r} over several shards is not supported",
                     hint="Order by a column or an expression, not by text.",
                 )
             element = named.element if isinstance(named, Label) else named
@@ -501,7 +501,7 @@ def _unescaped(sql: str, parameters: Mapping[str, Any]) -> str:
 
 
 class _Form(NamedTuple):
-    """How a node's branches become one statement.
+    """The form of a node's branches as one statement.
 
     Attributes:
         columns: the name of each of a branch's columns, with its cast; empty if a branch is left as it is.

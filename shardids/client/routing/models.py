@@ -1,4 +1,4 @@
-"""What mapped classes say of where their rows live: IDs, the sharding key, foreign keys to either."""
+"""The attributes of mapped classes that determine a row's shard: IDs, the sharding key, foreign keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HASHED = (int, str, bytes, UUID)
 
 
 def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
-    """Return what the values of a sharding key are in the database: ``int``, ``str``, ``bytes`` or ``UUID``.
+    """Return the kind of a sharding key's values in the database: ``int``, ``str``, ``bytes`` or ``UUID``.
 
     Raises:
         UnsupportedKey: values of this type can be equal and differ as text, or have no stable hash.
@@ -54,14 +54,14 @@ def kind_of_key(type_: TypeEngine[Any], what: str) -> type:
         return kind
     raise UnsupportedKey(
         f"{what} of type {innermost(type_)!r} can't be a sharding key:"
-        " it has no hash that equal values share",
+        " equal values of it can have different hashes",
         hint="Use an integer, text of a deterministic collation, bytes or a UUID; for text in any case, a"
         " type that stores it in lower case.",
     )
 
 
 def stored_value(type_: TypeEngine[Any], value: Any, kind: type | None) -> Any:
-    """Return what a column's type makes of a value on its way to the database.
+    """Return a value as its column's type converts it for the database.
 
     Raises:
         BadArgument: a value of another kind than the column's: PostgreSQL would turn it into one.
@@ -97,8 +97,8 @@ def claimed_value(lookup: Lookup, given: Any, type_: TypeEngine[Any] | None = No
     """
     if isinstance(given, ClauseElement) or hasattr(given, "__clause_element__"):
         raise BadArgument(
-            f"{lookup} is set to an SQL expression or a default, whose value is not known here",
-            hint="It is a look-up key, whose values are claimed: give the value.",
+            f"look-up key {lookup} is set to an SQL expression or a default, whose value can't be claimed",
+            hint="Give the value itself.",
         )
     value = stored_value(lookup.type_ if type_ is None else type_, given, None)
     if type(value) is not lookup.kind:
@@ -125,17 +125,17 @@ def default_key(column: Column[Any]) -> Any:
         return default.arg(None)  # type: ignore[attr-defined]  # SQLAlchemy wraps it to take a context
     except AttributeError as error:
         raise BadArgument(
-            f"the default of the sharding key {column} needs its statement: {error}",
+            f"the default of the sharding key {column} needs the context of a statement: {error}",
             hint="Set the key before the object is flushed.",
         ) from error
 
 
 Key = int | str | bytes | UUID
-"""What a row can be sharded by."""
+"""A value of a sharding key."""
 
 
 class OldIds(Protocol):
-    """Who knows the shards of IDs that were issued before the cluster."""
+    """A finder of the shards of IDs that were issued before the cluster."""
 
     def has(self, id_: int) -> bool:
         """Return whether an ID is old."""
@@ -145,19 +145,19 @@ class OldIds(Protocol):
 
 
 class ShardFinder(Protocol):
-    """Who knows the shards of IDs and keys: the cluster."""
+    """A finder of the shards of IDs and keys: the cluster."""
 
     @property
     def layout(self) -> Layout:
-        """How IDs are split."""
+        """The layout of IDs."""
 
     @property
     def shard_count(self) -> int:
-        """How many shards there are; they are numbered from 0."""
+        """The number of shards; they are numbered from 0."""
 
     @property
     def old_ids(self) -> OldIds | None:
-        """Who knows the shards of old IDs; ``None`` if no table was adopted."""
+        """The finder of the shards of old IDs; ``None`` if no table was adopted."""
 
     def shard_of(self, id_: int, *, of: str | None = None) -> int:
         """Return the shard of the row that has an ID; ``of`` is its table."""
@@ -171,7 +171,7 @@ Claimed = Mapping[Any, int]
 
 
 class Claimant(Protocol):
-    """Who claims values of look-up keys, and finds the shards of those that are claimed: the cluster."""
+    """The claims on values of look-up keys, which also find the shards of claimed values: the cluster."""
 
     def claim(self, lookup: Lookup, rows: Claimed) -> None:
         """Claim values for rows that were written and not committed. Raises IntegrityError if it can't."""
@@ -188,13 +188,13 @@ _PLAIN_KEYS = {*_PLAIN, BIGINT, INTEGER, TEXT, Text}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tells:
-    """How a column's value tells the shard of its row.
+    """The way from a column's value to the shard of its row.
 
     Attributes:
-        kind: what its sharding keys are in the database; ``None`` if its values are IDs.
+        kind: the kind of its sharding keys in the database; ``None`` if its values are IDs.
         type_: the column's type.
         table: the table whose IDs its values are.
-        region: what tells the region of a sharding key; ``None`` if they are spread over all shards.
+        region: returns the region of a sharding key; ``None`` if the keys are spread over all shards.
     """
 
     kind: type | None
@@ -203,9 +203,9 @@ class Tells:
     region: RegionOfKey | None = None
 
     def alike(self, other: Tells, *, by_table: bool) -> bool:
-        """Return whether equal values of both columns tell the same shard.
+        """Return whether equal values of both columns determine the same shard.
 
-        Two tables never have the same new ID, but may have the same old one: ``by_table``, if there are.
+        Two tables never have the same new ID, but may have the same old one: ``by_table`` says so.
         """
         return (
             self.kind is other.kind
@@ -258,17 +258,17 @@ class Tells:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What one mapped class says of the shard of its rows.
+    """The attributes and relationships of one mapped class that concern the shard of its rows.
 
     Attributes:
         name: the class's name.
-        telling: attributes whose value tells the shard: IDs, the sharding key, foreign keys to them.
+        telling: attributes whose value determines the shard: IDs, the sharding key, foreign keys to them.
         key: the attribute that is the model's own sharding key, if there is one.
         key_column: its column.
         relatives: relationships over foreign keys: both ends live in one shard.
         streamed: those of them that are never in an object's ``__dict__`` (``write_only``, ``dynamic``).
-        of_interest: all attributes that can say something of the shard.
-        identity: how each part of the primary key tells the shard, if it does.
+        of_interest: all attributes that can help to find the shard.
+        identity: how each part of the primary key determines the shard, if it does.
         is_reference: whether its table has the same rows on every node.
         stays: whether a row was found to be loaded from one shard, with old IDs or without.
     """
@@ -286,7 +286,7 @@ class ModelFacts:
 
     @property
     def located(self) -> bool:
-        """Whether the primary key is unique over all shards: it tells the shard, or all have the same row."""
+        """Whether the primary key is unique over all shards: it determines the shard, or all have the row."""
         return self.is_reference or any(self.identity)
 
     def shard_of_identity(self, identity: Sequence[Any], finder: ShardFinder) -> int | None:
@@ -316,16 +316,16 @@ def mapper_written(statement: Any) -> Mapper[Any] | None:
 
 
 def require_located(mapper: Mapper[Any]) -> None:
-    """Refuse a model of whose rows two in different shards may have the same primary key.
+    """Refuse a model if two of its rows, in different shards, may have the same primary key.
 
     Raises:
-        BadArgument: the primary key does not tell the shard.
+        BadArgument: the primary key does not determine the shard.
     """
     facts = facts_of(mapper)
     if not facts.located:
         raise BadArgument(
-            f"the primary key of {facts.name} does not tell the shard of its rows: in a session over all"
-            " shards, two could not be told apart",
+            f"the primary key of {facts.name} does not determine the shard of a row: in a session over all"
+            " shards, two rows could have the same identity",
             hint="Make primary_key(), the sharding key, or a foreign key to one of them part of the primary"
             " key; or select columns instead of objects, or use cluster.session() on one shard.",
         )
@@ -383,7 +383,7 @@ def _refuse_schema(mapper: Mapper[Any]) -> None:
     if any(is_sharding_key(column) or is_filled(column) for column in table.columns):
         raise BadArgument(
             f"the table of {mapper.class_.__name__} is in schema {table.schema}, not in each shard",
-            hint="Leave schema= out of the model and its metadata: its rows have IDs or keys of shards.",
+            hint="Its rows have IDs or keys of shards: remove schema= from the model and its metadata.",
         )
 
 
@@ -400,8 +400,8 @@ def refuse_reference_write(statement: Any) -> None:
 
 def _reference_refused(name: str) -> BadArgument:
     return BadArgument(
-        f"reference table {name} is not written to in a session on shards",
-        hint="Use cluster.reference_session(): it is on the node where reference tables are written to.",
+        f"a session on shards can't write to reference table {name}",
+        hint="Use cluster.reference_session(), which connects to the writer of reference tables.",
     )
 
 
@@ -429,10 +429,10 @@ def is_filled(column: Column[Any]) -> bool:
 
 
 def how_it_tells(column: object) -> Tells | None:
-    """Return how the values of a table's column tell the shard of their rows.
+    """Return how the values of a table's column determine the shard of their rows.
 
     A primary key that the shard fills does, a sharding key does, and so does a foreign key that leads to
-    either: it can't cross shards, so the row lives where the row is that it refers to.
+    either: it can't cross shards, so the row lives in the shard of the row that it refers to.
     """
     if not isinstance(column, Column):
         return None
@@ -453,7 +453,7 @@ def how_it_tells(column: object) -> Tells | None:
 
 
 def _referred(column: Column[Any]) -> Iterator[Column[Any]]:
-    """Return the column, and all that its foreign keys lead to."""
+    """Yield the column, and all that its foreign keys lead to."""
     seen = {column}
     todo = [column]
     while todo:

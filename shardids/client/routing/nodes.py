@@ -36,7 +36,7 @@ _FAILED: Final = (TransactionStatus.INERROR, TransactionStatus.UNKNOWN)
 
 
 class Shards(ShardFinder, Protocol):
-    """What a session over all shards asks the cluster."""
+    """The parts of a cluster that a session over all shards uses."""
 
     @property
     def decisions(self) -> Decisions:
@@ -44,7 +44,7 @@ class Shards(ShardFinder, Protocol):
 
     @property
     def claims(self) -> Claimant:
-        """Who claims the values of look-up keys."""
+        """The claims on the values of look-up keys."""
 
     @property
     def placement(self) -> Placement:
@@ -100,7 +100,7 @@ def everywhere(cluster: Shards) -> Everywhere:
 class ShardConnection:
     """A node's connection as the flush of one shard's objects sees it.
 
-    What it executes has the shard's ``schema_translate_map``; all else is the node's connection's own.
+    Its statements have the shard's ``schema_translate_map``; everything else is the node connection's own.
     SQLAlchemy puts rows whose connections are equal into one INSERT, so two of these are equal only if their
     shards are.
     """
@@ -129,16 +129,16 @@ class ShardConnection:
         *,
         execution_options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """As :meth:`sqlalchemy.Connection.execute`, in the shard."""
+        """Act as :meth:`sqlalchemy.Connection.execute`, in the shard."""
         options = {**(execution_options or {}), **self._within}
         return self._node.execute(statement, parameters, execution_options=options)
 
     def scalar(self, statement: Executable, parameters: Any = None, **options: Any) -> Any:
-        """As :meth:`sqlalchemy.Connection.scalar`, in the shard."""
+        """Act as :meth:`sqlalchemy.Connection.scalar`, in the shard."""
         return self.execute(statement, parameters, **options).scalar()
 
     def scalars(self, statement: Executable, parameters: Any = None, **options: Any) -> Any:
-        """As :meth:`sqlalchemy.Connection.scalars`, in the shard."""
+        """Act as :meth:`sqlalchemy.Connection.scalars`, in the shard."""
         return self.execute(statement, parameters, **options).scalars()
 
 
@@ -197,11 +197,11 @@ class NodeSession(Session):
     def without_connection(self) -> ConnectionFailed:
         """Return the error of a pool that gives no connection."""
         return ConnectionFailed(
-            f'no connection of the pool to node "{self._wanted}" became free; this session holds those to'
-            f" {len(self.begun)} nodes meanwhile",
-            hint="A session over all shards holds a connection per node to the end of its transaction, so"
+            f'timed out waiting for a pooled connection to node "{self._wanted}"; this session holds'
+            f" connections to {len(self.begun)} other nodes",
+            hint="A session over all shards holds a connection per node until its transaction ends, so"
             " sessions can wait for each other: give Cluster.connect() a pool_size of at least the number"
-            " of sessions at a time, or end sessions sooner.",
+            " of concurrent sessions, or end sessions sooner.",
         )
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A session on one shard, and what it refuses: objects, rows and criteria of other shards."""
+"""A session on one shard, which refuses objects, rows and criteria of other shards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def advance_past(connection: Connection, shard: int, id_: int) -> None:
         raise BadArgument(
             f"shard {shard} is not past ID {id_} yet, and neither a read-only transaction nor a standby can"
             " raise it",
-            hint="What is only read needs no after=. To raise the shard first, in a transaction that writes:"
+            hint="Leave after= out of a session that only reads. To raise the shard, run in one that writes:"
             f" cluster.at(shard={shard}, after={id_}).reserve(1)",
         ) from error
 
@@ -80,8 +80,8 @@ def refuse_earlier_value(name: str, key: str, value: Any, latest: int) -> None:
     is_id = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
     if is_id and int(value) <= latest:
         raise BadArgument(
-            f"{key} {value} of a new row of {name} does not sort after {latest}, as this session's are to",
-            hint="If it was set aside before, leave it to the shard, or reserve others:"
+            f"{key} {value} of a new row of {name} does not sort after {latest}, as after= requires",
+            hint="Leave the ID to the shard, or reserve new IDs:"
             " cluster.at(shard=…, after=…).reserve(count). Nothing was written.",
         )
 
@@ -218,7 +218,7 @@ def _of_others(named: str, only: int) -> WrongShard:
 
 
 def executed(session: Session, statement: Any, given: Any, options: Any, binds: Any) -> ORMExecuteState:
-    """Return what the event ``do_orm_execute`` would give of a statement, where no listener wants it."""
+    """Return the state that ``do_orm_execute`` would pass for a statement, if no listener wants it."""
     return ORMExecuteState(session, statement, given, options or immutabledict(), binds or {}, statement, [])
 
 

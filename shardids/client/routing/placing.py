@@ -1,4 +1,4 @@
-"""Which shard each object of a flush belongs to: by its IDs, its sharding key, and its relatives."""
+"""The shard of each object of a flush: by its IDs, its sharding key, and its relatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ State = InstanceState[Any]
 
 
 class Sign(NamedTuple):
-    """Something that tells a shard: an attribute, or the object's identity where ``name`` is empty."""
+    """Evidence of a shard: an attribute, or the object's identity if ``name`` is empty."""
 
     shard: int
     state: State
@@ -38,12 +38,12 @@ class Sign(NamedTuple):
 
 
 def place(session: Session, finder: ShardFinder) -> dict[State, int]:
-    """Return the shard of each new or changed object of a session, and of what foreign keys bind to them.
+    """Return the shard of each new or changed object of a session, and of objects that refer to it.
 
-    Nothing is loaded for it.
+    It loads nothing.
 
     Raises:
-        BadArgument: nothing tells an object's shard, or two things tell different ones, or an ID is of no
+        BadArgument: nothing determines an object's shard, or two attributes disagree, or an ID is of no
             shard of the cluster.
         UnsupportedKey: a sharding key that has no hash.
     """
@@ -83,7 +83,7 @@ def set_default_key(state: State) -> None:
 
 
 def signs_of(state: State, finder: ShardFinder) -> Iterator[Sign]:
-    """Return what an object says of its shard. Raises as :func:`place` does."""
+    """Yield the evidence of an object's shard. Raises as :func:`place` does."""
     if state.key is not None:
         shard = shard_of_identity(state, finder)
         if shard is not None:
@@ -105,7 +105,7 @@ def shard_of_identity(state: State, finder: ShardFinder) -> int | None:
 
 
 def described(state: State) -> str:
-    """Return an object as a message names it, by its primary key, or else by what tells its shard."""
+    """Return an object as a message names it, by its primary key, or else by the evidence of its shard."""
     facts = facts_of(state.mapper)
     if state.key is not None:
         names = [state.mapper.get_property_by_column(column).key for column in state.mapper.primary_key]
@@ -145,16 +145,16 @@ def _agreed(signs: Iterable[Sign], about: State) -> int:
         return first.shard
     facts = facts_of(about.mapper)
     raise BadArgument(
-        f"nothing tells the shard of {described(about)}",
+        f"cannot determine the shard of {described(about)}",
         hint=f"Set its sharding key, {facts.key}."
         if facts.key
-        else "Give it a parent, the ID of one, or an ID of its own; or mark a column of"
+        else "Give it a parent, a parent's ID or an ID; or mark a column of"
         f" {facts.name} with sharding_key().",
     )
 
 
 def new_relatives(state: State) -> Iterator[State]:
-    """Return the objects that were attached by a relationship over a foreign key, at either end of it."""
+    """Yield the objects that were attached by a relationship over a foreign key, at either end of it."""
     facts = facts_of(state.mapper)
     for name in facts.relatives:
         if name in state.dict or name in facts.streamed:

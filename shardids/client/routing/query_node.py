@@ -1,4 +1,4 @@
-"""Gives the query node the statements whose answers from shards can't be combined."""
+"""Execution by the query node of statements whose answers from shards can't be combined."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from shardids.logs import logger
 from shardids.pg.statement_log import shown_statement
 
 ENGINE: Final = "shardids_engine"
-"""The execution option that says which way a statement went: ``shard``, ``merge`` or ``views``."""
+"""The execution option that records how a statement was executed: ``shard``, ``merge`` or ``views``."""
 
 _VIEWS: Final = "shardids_query"
 """The schema of the query node whose views are named as the tables are."""
 _PARTITIONED: Final = "shardids_nodes"
-"""The schema of its views that have a column for the node, too."""
+"""The schema of its views that also have a column for the node."""
 _PATIENCE_S: Final = 5.0
 """How long to wait for a query node that does not read by this process's placement."""
 _PAUSE_S: Final = 0.1
@@ -60,35 +60,35 @@ _NOT_THERE: Final = (
     psycopg.errors.DatatypeMismatch,
     psycopg.errors.InvalidFunctionDefinition,
 )
-"""What the query node, or a node behind it, says of what it does not have or does not do."""
+"""Errors of the query node, or of a node behind it, for objects and features that it does not have."""
 
 
 def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, shard: int) -> Result[Any]:
-    """Execute a SELECT on the query node, in a transaction of its own that only reads.
+    """Execute a SELECT on the query node, in a separate read-only transaction.
 
     Args:
-        context: what the session executes.
+        context: the state of the session's execution.
         statement: the SELECT.
         refused: why the shards' answers can't be combined.
         shard: any that the statement concerns.
 
     Raises:
-        CannotCombine: there is no query node, or it lacks what the statement names, or it would not see
-            what the session's transaction sees.
+        CannotCombine: the cluster has no query node, or the query node lacks an object that the statement
+            names, or would not see the rows that the session's transaction sees.
         ClusterConflict: the query node does not read the shards where they are.
         MissingPrivilege: the role may not read the views.
     """
     session: NodeSession = context.session  # type: ignore[assignment]  # it is one
     if isinstance(statement, Select) and clauses_of(statement).locks:
         raise CannotCombine(
-            f"{refused.message}; and the query node locks no rows",
+            f"{refused.message}; and the query node can't lock rows",
             hint="Select the primary keys first, and lock the rows by them.",
         ) from refused
     node = session.shards.query_node()
     if node is None:
         raise CannotCombine(
             f"{refused.message}; and the cluster has no query node",
-            hint=f"{refused.hint} A query node could: shardids query-node create".strip(),
+            hint=f"{refused.hint} To create a query node, which can: shardids query-node create".strip(),
         ) from refused
     role = _require_same_view(session, statement, refused, shard)
     engine = session.shards.engine(node)
@@ -116,7 +116,7 @@ def _answer(
 ) -> tuple[list[Any], Any]:
     """Ask the nodes all at once; and one after another where postgres_fdw can't.
 
-    It uses one connection a node, also for a subquery while an asynchronous scan waits there for rows.
+    It uses one connection per node, also for a subquery while an asynchronous scan waits there for rows.
     """
     try:
         with _reading(session, engine, role) as connection:
@@ -133,7 +133,7 @@ _ONE_AFTER_ANOTHER: Final = text("select pg_catalog.set_config('enable_async_app
 
 
 def _is_said_by_server(error: ConnectionFailed) -> bool:
-    """Whether the query node itself answers, and says so of a connection of its own."""
+    """Return whether the query node itself answers, and reports that a connection to a node failed."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, psycopg.Error):
         cause = cause.__cause__ or cause.__context__
@@ -141,12 +141,12 @@ def _is_said_by_server(error: ConnectionFailed) -> bool:
 
 
 def _require_same_view(session: NodeSession, statement: Any, refused: CannotCombine, shard: int) -> str:
-    """Refuse where the session's transaction would see something else than the query node's.
+    """Refuse a statement if the session's transaction would see other rows than the query node's.
 
-    The server is asked, for it alone knows what triggers and cascades have written.
+    This asks the server, for only the server knows the writes of triggers and cascades.
 
     Returns:
-        the role that the session has.
+        the role of the session.
     """
     connection = session.node_connection(shard)
     tables, functions = _named_in(statement, connection)
@@ -208,7 +208,7 @@ def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[s
             if element.schema not in (None, REFERENCE_SCHEMA):
                 raise CannotCombine(
                     f"{element.fullname} is in a schema of the nodes, which the query node does not show",
-                    hint="Execute one select() a table, or name the shard.",
+                    hint="Execute one select() per table, or name the shard.",
                 )
     return list(tables), list(functions)
 
@@ -231,8 +231,8 @@ def _reading(session: NodeSession, engine: Engine, role: str) -> Iterator[Connec
             digest, role_there = connection.execute(_BEGIN).one()[:2]
             if role and role_there != role:
                 raise CannotCombine(
-                    f'the session has taken role "{role}", and would have "{role_there}" on the query node',
-                    hint="Execute one select() a table, or open the cluster as that role.",
+                    f'the session uses role "{role}", but would have role "{role_there}" on the query node',
+                    hint="Execute one select() per table, or open the cluster as that role.",
                 )
             if digest != _digest(session.shards.placement):
                 session.shards.refresh()
@@ -284,7 +284,7 @@ def _asked(connection: Connection, statement: Any, parameters: Any) -> tuple[lis
 
 
 def _explained(error: DBAPIError, refused: CannotCombine) -> Exception | None:
-    """Return the error for what the query node does not have; ``None`` if the statement itself is wrong."""
+    """Return the error for an object that the query node lacks; ``None`` if the statement itself is wrong."""
     found: Any = error.orig
     said = found.diag.message_primary if isinstance(found, psycopg.Error) else None
     if isinstance(found, psycopg.errors.InsufficientPrivilege):

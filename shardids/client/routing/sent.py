@@ -25,7 +25,7 @@ ELEMENTS: Final = frozenset(
 
 
 class Kind(Enum):
-    """What a function computes; ``UNKNOWN`` are those that may depend on more than their arguments."""
+    """The kind of a function; ``UNKNOWN`` are those that may depend on more than their arguments."""
 
     SCALAR = "scalar"
     AGGREGATE = "aggregate"
@@ -34,7 +34,7 @@ class Kind(Enum):
 
 
 SYNTAX: Final = frozenset({"coalesce", "nullif", "greatest", "least"})
-"""What looks like a function and is none to PostgreSQL: it computes one value of one row."""
+"""Expressions that look like functions, but are syntax to PostgreSQL: they compute one value of one row."""
 
 STABLE: Final = frozenset(
     (
@@ -147,7 +147,7 @@ def plain(element: Any) -> Any:
 
 
 def is_native_enum(type_: Any) -> bool:
-    """Return whether each shard has a type of its own for these values, or for their elements."""
+    """Return whether each shard has its own type for these values, or for their elements."""
     while isinstance(type_, TypeDecorator | ARRAY):
         type_ = type_.item_type if isinstance(type_, ARRAY) else type_.impl_instance
     return isinstance(type_, EnumType) and type_.native_enum
@@ -194,7 +194,7 @@ class Sent(NamedTuple):
 
 
 def as_sent(statement: Any, dialect: Dialect) -> Sent:
-    """Compile a statement and keep what the compiler saw."""
+    """Compile a statement and keep the elements that the compiler visited."""
     base: Any = dialect.statement_compiler
     compiler = _recorder(base)(dialect, statement)
     state = compiler.compile_state

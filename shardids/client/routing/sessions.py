@@ -52,7 +52,7 @@ _FAN_OUTS: Final = get_args(FanOut)
 
 @cache
 def session_class(ours: type[Session], theirs: type[Session] | None) -> type[Session]:
-    """Return a class with what a session class of shardids does and what the application's own adds."""
+    """Return a class that combines a session class of shardids with the application's own."""
     if theirs is None or issubclass(ours, theirs):
         return ours
     if issubclass(theirs, ours):
@@ -76,7 +76,7 @@ class RoutedSession(NodeSession, Claiming):
 
     def __init__(self, shards: Shards, *, fan_out: FanOut = "all", **options: Any) -> None:
         if fan_out not in _FAN_OUTS:
-            raise BadArgument(f"fan_out={fan_out!r} is not known", hint='It is "all", "named" or "never".')
+            raise BadArgument(f'fan_out must be "all", "named" or "never", not {fan_out!r}')
         super().__init__(**{"query_cls": RoutedQuery, **options})
         self.shards = self.finder = shards
         self.claims = shards.claims
@@ -112,13 +112,13 @@ class RoutedSession(NodeSession, Claiming):
             return self._instead(AssociationConnection(self))
         if shard_id is None:
             raise BadArgument(
-                "a session over all shards has no connection of its own",
+                "a session over all shards does not have one connection",
                 hint='Name the shard: bind_arguments={"shard_id": number}',
             )
         return self.engine_of(shard_id)
 
     def _instead(self, connection: Any) -> Engine:
-        """Return a bind that stands for a connection of ours, within a flush or a bulk operation alone."""
+        """Return a bind that stands for our connection, only within a flush or a bulk operation."""
         bind: Any = object()
         # Those that the part of a transaction which a flush is keeps for itself are neither begun nor ended:
         # SQLAlchemy has no public way to give a flush a connection for rows that are no objects.
@@ -130,7 +130,7 @@ class RoutedSession(NodeSession, Claiming):
     # SQLAlchemy takes its absence for leave to insert many rows at once.
     @property
     def connection_callable(self) -> Any:  # type: ignore[override]  # a method there, None in Session
-        """What gives a flush the connection to write an object over; ``None`` during a bulk INSERT."""
+        """The function that gives a flush the connection of an object; ``None`` during a bulk INSERT."""
         return self._connection_for if self._inserting is None and self._writing is None else None
 
     def _connection_for(self, mapper: Any = None, instance: Any = None, **_: Any) -> Any:
@@ -156,10 +156,10 @@ class RoutedSession(NodeSession, Claiming):
             super().close()
 
     def shard_of(self, instance: object) -> int:
-        """Return the shard of a mapped object, also in the events that tell of its loading.
+        """Return the shard of a mapped object, also in the events of its loading.
 
         Raises:
-            BadArgument: nothing tells the shard of a new object.
+            BadArgument: nothing determines the shard of a new object.
         """
         state: State = inspect(instance)
         shard = (self._placed or {}).get(state)
@@ -168,7 +168,7 @@ class RoutedSession(NodeSession, Claiming):
         return place(self, self.shards)[state] if shard is None else shard
 
     def place(self) -> None:
-        """Find the shards of what is about to be flushed; raises before anything is written."""
+        """Find the shards of the objects to flush; raise before anything is written."""
         self.only_merges = False
         self._placed = placed = place(self, self.shards)
         # SQLAlchemy inserts neighbours together: one statement a shard, not one whenever the shard changes.
@@ -181,7 +181,7 @@ class RoutedSession(NodeSession, Claiming):
                 state.insert_order = order
 
     def end_flush(self) -> None:
-        """Claim what a flush has written, and end what :meth:`place` began."""
+        """Claim the rows that a flush has written, and end the work of :meth:`place`."""
         try:
             self.claim_flushed(lambda state: self.shard_of(state.obj()))
         finally:
@@ -386,7 +386,7 @@ def _refuse_new_key(statement: Any) -> None:
     for name in assigned(statement):
         if name in keys:
             raise WrongShard(
-                f"the sharding key {name} of {statement.table.name} is among what the UPDATE sets",
+                f"the UPDATE sets the sharding key {name} of {statement.table.name}",
                 hint="A row can't leave its shard: insert another row, and delete this one.",
             )
 

@@ -1,8 +1,8 @@
-"""Which statements shards answer from their own rows: every table and subquery is bound to one shard's rows.
+"""The check that shards can answer a statement from their own rows: each table is bound to one shard's rows.
 
-The check walks the statement as it is sent, with all that SQLAlchemy added to it. Where the rows are all in
-one shard, PostgreSQL computes anything of them. Over several shards each row is computed by itself, from a
-list of elements; what is not on the list is refused by name, and is for the query node.
+The check walks the statement as it is sent, with all that SQLAlchemy added to it. If the rows are all in
+one shard, PostgreSQL may compute anything over them. Over several shards each row is computed by itself, from
+a list of elements; the check refuses other elements by name, and the query node executes the statement.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from shardids.models.columns import is_reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trait:
-    """What is known of a column.
+    """The known properties of a column.
 
     Attributes:
-        tells: how its value tells the shard of its row.
+        tells: how its value determines the shard of its row.
         base: the table's column that it is.
         required: whether it is never NULL.
     """
@@ -74,7 +74,7 @@ class Source:
     everywhere: bool = False
 
     def trait(self, column: Any) -> Trait:
-        """Return what is known of one of its columns."""
+        """Return the known properties of one of its columns."""
         if self.traits is None:
             (base,) = column.base_columns
             if not isinstance(base, Column):
@@ -124,7 +124,7 @@ class Scope:
         return [source]
 
     def trait(self, column: Any) -> tuple[Source, Trait] | None:
-        """Return where a column comes from and what is known of it; ``None`` if it is an expression."""
+        """Return the source of a column and its known properties; ``None`` if it is an expression."""
         column = plain(column)
         if not isinstance(column, ColumnClause):
             return None
@@ -238,16 +238,16 @@ def _refers(one: Trait, other: Trait) -> bool:
 def _not_together(source: Source) -> CannotCombine:
     if source.located:
         return CannotCombine(
-            f"{source.name} is joined over several shards by something else than what tells the shard",
-            hint="Join it along a foreign key to an ID or by sharding keys, or execute one select() a table.",
+            f"{source.name} is joined over several shards by columns that do not determine the shard",
+            hint="Join it along a foreign key to an ID or by sharding keys, or execute a select() per table.",
         )
     return unlocated(source)
 
 
 def unlocated(table: Any) -> CannotCombine:
-    """Return the error for a table, or a source, of which nothing says where its rows live."""
+    """Return the error for a table, or a source, whose rows could be in any shard."""
     return CannotCombine(
-        f"nothing says in which shard the rows of {getattr(table, 'name', 'a subquery')} live",
+        f"cannot determine the shard of the rows of {getattr(table, 'name', 'a subquery')}",
         hint="Join it along a foreign key from a table that has an ID or a sharding key, or name the shard:"
         ' bind_arguments={"shard_id": number}.',
     )
@@ -268,12 +268,12 @@ _COMPUTING: Final = frozenset(("over", "funcfilter", "withingroup", "aggregate_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Around:
-    """Where an expression stands.
+    """The place of an expression in its statement.
 
     Attributes:
-        scope: whose columns it may use.
+        scope: the sources whose columns it may use.
         computes: whether all rows of its SELECT are in one shard, so that it may compute over them.
-        filters: whether it is a condition that discards rows, for which NULL is as good as false.
+        filters: whether it is a condition that discards rows, and treats NULL as false.
     """
 
     scope: Scope | None
@@ -288,7 +288,7 @@ class Check:
         statement: as the application, or SQLAlchemy, made it.
         dialect: of the server.
         by_table: whether two tables may have rows of the same ID in different shards.
-        kind_of: what a function computes; ``None`` if all rows are in one shard.
+        kind_of: returns the kind of a function; ``None`` if all rows are in one shard.
 
     Attributes:
         top: the sources of a SELECT that was checked.
@@ -460,7 +460,7 @@ class Check:
         given, found = around.scope and around.scope.trait(element.left), scope.trait(columns[0])
         if not (given and given[1].required and found and found[1].required):
             raise CannotCombine(
-                f"{element.left} IN (SELECT …) over several shards is only right in WHERE: it may be NULL",
+                f"{element.left} IN (SELECT …) over several shards works only in WHERE: it may be NULL",
                 hint="Use it in where(), joined with and_() or or_(), or exists() with both tables.",
             )
 
@@ -472,18 +472,18 @@ class Check:
             self._require_known(element, around)
         elif kind in _COMPUTING:
             if not around.computes:
-                raise CannotCombine("a window over several shards would see one shard", hint=_IN_PYTHON)
+                raise CannotCombine("a window function over several shards is not supported", hint=_IN_PYTHON)
         elif kind not in _LISTED or (kind == "column" and not _is_known(element)):
             _refuse(element)
         elif written is not None and not _OPERATOR.fullmatch(written):
-            raise CannotCombine(f"the operator {written} over several shards is not known", hint=_IN_PYTHON)
+            raise CannotCombine(f"operator {written} over several shards is not supported", hint=_IN_PYTHON)
 
     def _require_known(self, function: Any, around: _Around) -> None:
         name = str(getattr(function, "name", "")).lower()
         kind = self._kind_of(name) if self._kind_of else Kind.SCALAR
         if kind is Kind.UNKNOWN:
             raise CannotCombine(
-                f"{name}() over several shards is not known to depend on its arguments only",
+                f"{name}() over several shards is not supported: it may depend on more than its arguments",
                 hint=f"Declare it IMMUTABLE on the nodes if it is. {_IN_PYTHON}",
             )
         if kind is Kind.SCALAR:
@@ -494,7 +494,7 @@ class Check:
         is_own = any(getattr(one, "table", None) in mine for one in columns)
         if not around.computes or not (is_own or all(getattr(one, "table", None) is None for one in columns)):
             raise CannotCombine(
-                f"{name}() over several shards can't be made of the shards' own", hint=_IN_PYTHON
+                f"{name}() over several shards can't be combined from the shards' results", hint=_IN_PYTHON
             )
 
     # FROM.
@@ -539,15 +539,15 @@ class Check:
 
 
 def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top: bool) -> None:
-    """Refuse what is computed over more rows than those of one shard."""
+    """Refuse clauses that compute over the rows of several shards."""
     if not top and (clauses.limit is not None or clauses.offset is not None):
         _refuse_subquery(scope)
     distinct = clauses.distinct_on or (columns if clauses.distinct else ())
     for keys, what in ((clauses.group_by, "GROUP BY"), (distinct, "DISTINCT")):
         if keys and not scope.tells_shard(keys):
-            raise CannotCombine(f"{what} over several shards sees one shard at a time", hint=_IN_PYTHON)
+            raise CannotCombine(f"{what} over several shards would see one shard at a time", hint=_IN_PYTHON)
     if clauses.having and not clauses.group_by:
-        raise CannotCombine("HAVING over several shards sees one shard at a time", hint=_IN_PYTHON)
+        raise CannotCombine("HAVING over several shards would see one shard at a time", hint=_IN_PYTHON)
 
 
 def reads_references(statement: Any, dialect: Dialect) -> bool:
@@ -557,7 +557,7 @@ def reads_references(statement: Any, dialect: Dialect) -> bool:
 
 
 def _tables(source: Any) -> Iterator[Any]:
-    """Yield the tables in an item of FROM, and what may be none; SELECTs in it are parts of their own."""
+    """Yield the tables in an item of FROM, and items that may be none; its SELECTs are separate parts."""
     kind = getattr(source, "__visit_name__", None)
     if kind == "join":
         yield from _tables(source.left)
@@ -583,7 +583,7 @@ def _refuse(element: Any) -> NoReturn:
 
 def _not_known(named: str) -> CannotCombine:
     return CannotCombine(
-        f"{named} over several shards is not known to be right",
+        f"{named} over several shards is not supported",
         hint="Write it with SQLAlchemy's expressions over mapped columns, or name the shard:"
         ' bind_arguments={"shard_id": number}.',
     )
@@ -592,7 +592,7 @@ def _not_known(named: str) -> CannotCombine:
 def _refuse_subquery(scope: Scope) -> NoReturn:
     names = ", ".join(dict.fromkeys(source.name for source in scope.sources.values())) or "nothing"
     raise CannotCombine(
-        f"the subquery on {names} would give another answer in each shard",
+        f"the subquery on {names} would have a different result in each shard",
         hint="Bind it to the row around it by an ID or a sharding key; or execute it first, and put its"
         " result into the statement; or name the shard.",
     )

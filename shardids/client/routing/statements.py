@@ -1,4 +1,4 @@
-"""Executes statements in several shards: SELECT, UPDATE, DELETE in all that are named."""
+"""Execution of statements in several shards: SELECT, UPDATE, DELETE in all that are named."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _AHEAD: Final = 50
 """How many keys more than are wanted are read at once, in case that others hold rows."""
 
 _MOST_PAGES: Final = 8
-"""For how many LIMITs and OFFSETs the same statement is kept."""
+"""The most plans that a statement keeps, one per LIMIT and OFFSET."""
 
 _READS: Final[WeakKeyDictionary[Any, tuple[bool, bool]]] = WeakKeyDictionary()
-"""For what was compiled and found right: was it checked with old IDs, and does it read tables?"""
+"""For each compiled statement that passed the check: was it checked with old IDs, and does it read tables?"""
 
 
 class Execution:
@@ -59,7 +59,7 @@ class Execution:
         context, statement = self.context, self.context.statement
         if not (context.is_select or context.is_update or context.is_delete):
             raise BadArgument(
-                f"a {type(statement).__name__} names no shard",
+                f"a {type(statement).__name__} does not name a shard",
                 hint='Name it: session.execute(statement, bind_arguments={"shard_id": number})',
             )
         shards = self.asked(named)
@@ -87,7 +87,7 @@ class Execution:
         examples = [
             f"{one.class_.__name__}.{name} == …" for one in mappers for name, _ in facts_of(one).telling
         ]
-        hint = f"Say whose rows it is about: {', '.join(examples) or 'criteria on an ID or a sharding key'}"
+        hint = f"Name the rows' owner: {', '.join(examples) or 'criteria on an ID or a sharding key'}"
         if fan_out == "never":
             count = count if named.shards is None else len(named.shards)
             said = f"the statement concerns {count} shards, and this session sends statements to one"
@@ -119,10 +119,10 @@ class Execution:
     def _by_keys(self, statement: Any, refused: CannotCombine) -> Any:
         """Return an UPDATE or DELETE of the rows whose keys a statement before it finds by its criteria.
 
-        What the shards can test by themselves is tested again when the rows are changed.
+        The UPDATE or DELETE repeats the criteria that each shard can test by itself.
 
         Raises:
-            CannotCombine: the query node is not asked, or what is set depends on rows of other shards.
+            CannotCombine: the query node can't be used, or a value to set depends on rows of other shards.
         """
         key = tuple(statement.table.primary_key)
         if statement.whereclause is None or not key:
@@ -153,10 +153,10 @@ class Execution:
         return mine
 
     def _changed(self, statement: Any, named: Named, shard: int) -> Result[Any]:
-        """Change the rows of one shard, and the session's objects of these rows alone.
+        """Change the rows of one shard, and only the session's objects of these rows.
 
         By default SQLAlchemy looks for the objects in Python, in the whole session: it would add a relative
-        change to each of them once a shard. ``fetch`` asks each shard for the keys of the rows it changed.
+        change to each of them once per shard. ``fetch`` asks each shard for the keys of the rows it changed.
         """
         wanted = self.context.execution_options.get("synchronize_session", "auto")
         if wanted in ("auto", "evaluate"):

@@ -1,8 +1,8 @@
-"""Commits a session's transaction on several nodes, or on none.
+"""The commit of a session's transaction on several nodes, or on none.
 
-All nodes that were written to prepare their part, but for one, the decider: it commits in one phase, with a
-row that says that the transaction is committed. The row is there if and only if that COMMIT was carried
-out, so a client that dies leaves no doubt; ``shardids transactions --resolve`` ends what it left.
+All nodes that were written to prepare their part, except one, the decider: it commits in one phase, with a
+row that records that the transaction is committed. The row exists if and only if that COMMIT succeeded, so a
+client that dies leaves no doubt; ``shardids transactions --resolve`` ends its prepared parts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FAILURES: Final = (psycopg.Error, SQLAlchemyError, ShardidsError)
 
 
 class Decisions:
-    """What the sessions of a cluster that commit on several nodes share; safe between threads.
+    """The state that sessions of a cluster that commit on several nodes share; safe between threads.
 
     Attributes:
         cluster: the cluster.
@@ -61,7 +61,7 @@ class Decisions:
         self._ended: dict[str, deque[bytes]] = {}
 
     def require_fit(self, node: Node, connection: Connection) -> None:
-        """Check, once a node, that transactions can be prepared there, and decided on by this role.
+        """Check, once per node, that it allows prepared transactions, and that this role may decide on them.
 
         Raises:
             BadArgument: the connection commits each statement.
@@ -70,7 +70,7 @@ class Decisions:
         """
         if connection.connection.autocommit:
             raise BadArgument(
-                f'node "{node.name}" is used in AUTOCOMMIT: each statement is committed on its own',
+                f'node "{node.name}" is used in AUTOCOMMIT: each statement commits immediately',
                 hint="A session with twophase=True needs another isolation level.",
             )
         if node in self._fit:
@@ -84,8 +84,8 @@ class Decisions:
             )
         if not facts.is_there:
             raise UnsupportedServer(
-                f"{where} has no function shardids.decide, which commits over several nodes need",
-                hint="Its objects are of an older shardids: shardids upgrade",
+                f"{where} does not have function shardids.decide, which twophase=True needs",
+                hint="An older shardids installed its objects. To upgrade them: shardids upgrade",
             )
         if not facts.is_allowed:
             raise MissingPrivilege(
@@ -95,7 +95,7 @@ class Decisions:
         self._fit.add(node)
 
     def require_all_fit(self, nodes: Iterable[Node], engine_of: Callable[[Node], Engine]) -> None:
-        """As :meth:`require_fit`, for nodes that can be reached; the rest are checked at their first use."""
+        """Check the nodes that can be reached as :meth:`require_fit` does; the rest at their first use."""
         for node in nodes:
             if node not in self._fit:
                 with suppress(ConnectionFailed), engine_of(node).connect() as connection:
@@ -127,7 +127,7 @@ class Decisions:
 
 
 class Stage(Enum):
-    """How far the commit of a session's transaction is."""
+    """The stage of the commit of a session's transaction."""
 
     OPEN = auto()
     PREPARED = auto()
@@ -190,7 +190,7 @@ class _PartConnection(Connection):
     """A connection whose transaction is one part of a session's."""
 
     def begin_twophase(self, xid: Any = None) -> Any:
-        """As :meth:`sqlalchemy.Connection.begin_twophase`; the name is given when it is prepared."""
+        """Act as :meth:`sqlalchemy.Connection.begin_twophase`; the name is given when it is prepared."""
         return Part(self)
 
 
@@ -198,7 +198,7 @@ class Whole:
     """One transaction of a session, and its parts on the nodes.
 
     Args:
-        decisions: what the cluster's sessions share.
+        decisions: the shared state of the cluster's sessions.
     """
 
     def __init__(self, decisions: Decisions) -> None:
@@ -216,7 +216,7 @@ class Whole:
             self._parts.append(part)
 
     def prepare(self) -> None:
-        """Prepare what was written, but for the decider's part. Who only read has nothing to prepare."""
+        """Prepare the parts that have written, except the decider's; parts that only read need no PREPARE."""
         if self._stage is not Stage.OPEN:
             return
         to_prepare = self._written() if len(self._parts) > 1 else []
@@ -248,12 +248,12 @@ class Whole:
             part.connection.exec_driver_sql(f"PREPARE TRANSACTION '{gid}'")
 
     def commit(self, part: Part) -> bool:
-        """Decide, and commit what is prepared, before SQLAlchemy commits the first part.
+        """Decide, and commit the prepared parts, before SQLAlchemy commits the first part.
 
         Returns whether nothing is left to do for ``part``.
 
         Raises:
-            CommitUncertain: the connection to the decider was lost during COMMIT. What is prepared stays so.
+            CommitUncertain: the connection to the decider was lost during COMMIT. Prepared parts stay so.
         """
         if self._decider is None:
             return False
@@ -271,7 +271,7 @@ class Whole:
         return True
 
     def roll_back_prepared(self) -> None:
-        """Roll back what is prepared, unless the transaction is, or may be, committed."""
+        """Roll back the prepared parts, unless the transaction is, or may be, committed."""
         if self._stage in (Stage.OPEN, Stage.PREPARED):
             self._stage = Stage.ROLLED_BACK
             for part in self._parts:
@@ -281,7 +281,7 @@ class Whole:
     def _written(self) -> list[Part]:
         """Return the parts to prepare, in the order of their first statements, first one that has an ID.
 
-        Under SERIALIZABLE that is all, for there a COMMIT that wrote nothing can fail, too.
+        Under SERIALIZABLE these are all parts, for there a COMMIT that wrote nothing can also fail.
         """
         wrote, read = [], []
         for part in self._parts:

@@ -1,4 +1,4 @@
-"""Writes rows, each into its shard: INSERT, UPDATE by keys, association tables, and in bulk."""
+"""Writes of rows, each into its shard: INSERT, UPDATE by keys, association tables, and in bulk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def insert_rows(context: ORMExecuteState, only: int | None) -> Result[Any]:
 
     Raises:
         WrongShard: a row of two shards, or of another shard than ``only``.
-        BadArgument: nothing tells a row's shard, or an ID is of no shard of this cluster.
+        BadArgument: nothing determines a row's shard, or an ID is of no shard of this cluster.
         UnsupportedKey: a sharding key that has no hash.
     """
     session: NodeSession = context.session  # type: ignore[assignment]  # it is one
@@ -73,14 +73,14 @@ def _insert_selected(context: ORMExecuteState, session: NodeSession, statement: 
                 trait.tells.alike(telling[name], by_table=session.shards.old_ids is not None)
             ):
                 raise BadArgument(
-                    f"INSERT … SELECT over several shards: nothing says that {name} of {statement.table.name}"
-                    " is of the shard of the row that is read",
+                    f"INSERT … SELECT over several shards: {name} of {statement.table.name} may belong to"
+                    " another shard than the selected row",
                     hint="Select an ID or a sharding key for it; or select the rows, and insert them.",
                 )
             found.append(name)
     if not found:
         raise BadArgument(
-            f"nothing names the shard of a row of {statement.table.name} in INSERT … SELECT",
+            f"cannot determine the shard of a row of {statement.table.name} in INSERT … SELECT",
             hint=f'Select one of {", ".join(telling)}, or name the shard: bind_arguments={{"shard_id": n}}.',
         )
     shards = execution.asked(Read(statement.select, context.parameters, session.shards).named())
@@ -189,14 +189,14 @@ def shard_told(
             hint="Foreign keys can't cross shards. Nothing was written.",
         )
     raise BadArgument(
-        f"nothing tells the shard of a row of {name}",
+        f"cannot determine the shard of a row of {name}",
         hint=f"Give one of {', '.join(telling) or 'sharding_key() or primary_key()'}, or name the shard:"
         ' bind_arguments={"shard_id": number}.',
     )
 
 
 class _Matched:
-    """How many rows the shards say that they changed."""
+    """The number of rows that the shards report as changed."""
 
     def __init__(self, results: Sequence[Any]) -> None:
         self.rowcount = sum(result.rowcount for result in results)
@@ -208,7 +208,7 @@ class _Matched:
 
 
 class AssociationConnection:
-    """What a flush writes the rows of association tables over: each into the shard that its keys name."""
+    """A connection for the rows of association tables in a flush: each into the shard that its keys name."""
 
     def __init__(self, session: NodeSession) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""A load that is still to come, what a node holds, and how people write both."""
+"""A future load, the capacity of a node, and the notation of both."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MOST_GROWTH: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a cluster has to bear.
+    """The load of a cluster.
 
     Attributes:
         ids_per_second: the mean today; each is a row.
-        peak: how many times the mean the busiest second is.
-        years: for how long.
-        growth: by which part the mean grows a year: 0.4 is 40 %. Below zero it shrinks, above -1.
-        rows: rows that are there already.
-        row_bytes: what a row takes on disk with all but the index of its key.
-        keep_years: after how many years a row is deleted; None: never. The rows that are there already are
-            taken to have come within this time, with the same growth.
+        peak: the load of the busiest second, as a multiple of the mean.
+        years: the number of years to plan for.
+        growth: the growth of the mean per year: 0.4 is 40 %. Below zero it shrinks, above -1.
+        rows: the number of existing rows.
+        row_bytes: the bytes of a row on disk, without the index of its key.
+        keep_years: the age in years at which a row is deleted; None: never. Existing rows are taken to have
+            come within this time, with the same growth.
 
     Raises:
         BadArgument: a number that is not finite or out of range; the message names it.
@@ -92,11 +92,11 @@ class Load:
             return math.inf
 
     def _born(self, years: float) -> float:
-        """The rows of the first so many years."""
+        """Return the rows of the first so many years."""
         return self.ids_per_second * SECONDS_A_YEAR * years * _mean(math.log1p(self.growth) * years)
 
     def _part_left(self, year: float) -> float:
-        """How much is left of the rows that are there already; they leave in the order in which they came."""
+        """Return the remaining share of the existing rows; they leave in the order of their arrival."""
         if self.keep_years is None:
             return 1.0
         fall, left = -math.log1p(self.growth), self.keep_years - year
@@ -111,11 +111,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What a node holds.
+    """The capacity of a node.
 
     Attributes:
         rows_per_second: rows that it commits; measure yours. docs/benchmarks.md has some 12,000 on two cores.
-        disk: bytes, of which ``fill`` are used before the node counts as full.
+        disk: its bytes; the node counts as full when the share ``fill`` of them is used.
         connections: how many it accepts, and ``latency_ms`` for how long a row has one.
 
     Raises:
@@ -133,16 +133,16 @@ class Node:
             _check(self, field.name, 0, above=True, highest=1 if field.name == "fill" else _LARGEST)
 
     def parts(self, load: Load, year: float) -> dict[str, float]:
-        """Return how many nodes rows a second, disk and connections take after so many years."""
+        """Return how many nodes rows per second, disk and connections take after so many years."""
         return {
-            "rows a second": load.peak_rate(year) / self.rows_per_second,
+            "rows per second": load.peak_rate(year) / self.rows_per_second,
             "disk": load.bytes_after(year) / (self.disk * self.fill),
             "connections": load.peak_rate(year) * self.latency_ms / 1000 / self.connections,
         }
 
 
 def _mean(rise: float) -> float:
-    """The mean of exp(x) for x from 0 to ``rise``."""
+    """Return the mean of exp(x) for x from 0 to ``rise``."""
     return math.expm1(rise) / rise if rise else 1.0
 
 
@@ -166,7 +166,7 @@ def parse_number(what: str, text: str, unit: str = "") -> float:
     found = _NUMBER.fullmatch(text.strip().removesuffix(unit) if unit else text.strip())
     if found is None:
         example = "2TB" if unit else "50000 or 50k"
-        raise BadArgument(f"{what}: {text!r} is no number of that kind", hint=f"For example: {example}")
+        raise BadArgument(f"{what}: {text!r} is not a valid number", hint=f"For example: {example}")
     return float(re.sub("[_,]", "", found[1])) * _SCALE[found[2]]
 
 
@@ -178,7 +178,7 @@ def parse_peak(text: str) -> float:
     """
     found = _PEAK.fullmatch(text.strip())
     if found is None:
-        raise BadArgument(f"--peak: {text!r} says not how many times the mean it is", hint="For example: 8x")
+        raise BadArgument(f"--peak: {text!r} is not a multiple of the mean", hint="For example: 8x")
     return float(found[1])
 
 
@@ -190,18 +190,18 @@ def parse_growth(text: str) -> float:
     """
     found = _GROWTH.fullmatch(text.strip())
     if found is None:
-        raise BadArgument(f"--growth: {text!r} is no growth", hint="For example: 40%/y, or 2%/m")
+        raise BadArgument(f"--growth: {text!r} is not a rate of growth", hint="For example: 40%/y, or 2%/m")
     part = float(found[1]) / 100
     if part <= -1:
-        raise BadArgument(f"--growth: {text!r} leaves nothing")
+        raise BadArgument(f"--growth: {text!r} leaves no load")
     try:
         a_year = float((1 + part) ** 12 - 1) if found[2] == "m" else part
     except OverflowError:
         a_year = math.inf
     if a_year <= -1:
-        raise BadArgument(f"--growth: {text!r} leaves nothing in a year")
+        raise BadArgument(f"--growth: {text!r} leaves no load after a year")
     if a_year > _MOST_GROWTH:
-        raise BadArgument(f"--growth: {text!r} is more than {_MOST_GROWTH:,.0%} a year, the most")
+        raise BadArgument(f"--growth: {text!r} is more than the limit of {_MOST_GROWTH:,.0%} per year")
     return a_year
 
 
@@ -213,7 +213,7 @@ def parse_keep(text: str) -> float:
     """
     found = _KEEP.fullmatch(text.strip())
     if found is None:
-        raise BadArgument(f"--keep: {text!r} is no time", hint="For example: 90d, or 2y")
+        raise BadArgument(f"--keep: {text!r} is not a duration", hint="For example: 90d, or 2y")
     years = float(found[1]) / (_DAYS_A_YEAR if found[2] == "d" else 1)
     if not 0 < years <= _MOST_YEARS:
         raise BadArgument(f"--keep: {text!r} must be above 0 and at most {_MOST_YEARS:,} years")

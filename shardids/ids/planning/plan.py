@@ -23,13 +23,13 @@ _FURTHEST: Final = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Something that ends.
+    """A limit of a cluster.
 
     Attributes:
-        what: ``IDs a millisecond``, ``years``, ``shards a node``, ``rows a second``, ``disk`` or
+        what: ``IDs per millisecond``, ``years``, ``shards per node``, ``rows per second``, ``disk`` or
             ``connections``.
-        year: after how many years from now; infinite if not within a thousand.
-        message: it in words.
+        year: after how many years from now it is reached; infinite if not within a thousand.
+        message: the limit in words.
     """
 
     what: str
@@ -49,9 +49,9 @@ def limits(load: Load, *, layout: Layout, shards: int, nodes: int, node: Node, n
     each = layout.ids_per_second
     found = [
         Limit(
-            what="IDs a millisecond",
+            what="IDs per millisecond",
             year=_when(lambda year: load.peak_rate(year) > HEADROOM * each * shards),
-            message=f"each of {shards:,} shards has {layout.sequence_limit:,} IDs a millisecond,"
+            message=f"each of {shards:,} shards has {layout.sequence_limit:,} IDs per millisecond,"
             f" and uses {HEADROOM:.0%} of them at the peak",
         ),
         Limit(
@@ -60,7 +60,7 @@ def limits(load: Load, *, layout: Layout, shards: int, nodes: int, node: Node, n
             message=f"the layout's time ends at {layout.last_time:%Y-%m-%d}",
         ),
         Limit(
-            what="shards a node",
+            what="shards per node",
             year=0.0 if shards > MEASURED_SHARDS * nodes else math.inf,
             message=f"{math.ceil(shards / nodes):,}; no more than {MEASURED_SHARDS:,} have been measured",
         ),
@@ -121,7 +121,10 @@ def require_aware(now: datetime) -> None:
 
 
 def _nodes_without_shards(load: Load, node: Node, shards: int) -> Iterator[str]:
-    """A shard is on one node. Between these years, each part only rises or only falls."""
+    """Yield a message if a part takes more nodes than there are shards: a shard is on one node.
+
+    Between these years, each part only rises or only falls.
+    """
     ends = {0.0, load.years, min(load.keep_years or 0.0, load.years)}
     parts = [(part, year, what) for year in sorted(ends) for what, part in node.parts(load, year).items()]
     most, year, what = max(parts, key=lambda one: one[0])
@@ -135,7 +138,7 @@ def _is_over(load: Load, node: Node, nodes: int, what: str, year: float) -> bool
 
 
 def _when(is_over: Callable[[float], bool], *, turn: float | None = None) -> float:
-    """The first time that something is over. Until ``turn`` it only rises or only falls, and so after it."""
+    """Return the first time that a value is over its limit; it is monotonic until ``turn``, and after it."""
     low = 0.0
     if is_over(low):
         return low
@@ -166,7 +169,7 @@ _UUID7_RANDOM_BITS: Final = 74
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Year:
-    """What is there after so many years, how many nodes that takes, and because of what."""
+    """The rows and bytes after so many years, and the nodes for them, with the part that needs most."""
 
     year: float
     peak_rate: float
@@ -182,10 +185,10 @@ class Plan:
 
     Attributes:
         layout: widths for the whole time; they can't be changed later.
-        shards: how many logical shards to make.
-        years: what is needed today, after each year, and when the first row is deleted. Nodes are added, and
+        shards: the number of logical shards to make.
+        years: the needs today, after each year, and when the first row is deleted. Nodes are added, and
             shards moved, as they fill.
-        limits: what ends when if no node is added to those of today, the first first.
+        limits: the limits of today's nodes, the earliest first.
         lacking: why the cluster does not hold the load, as :func:`validate` says; empty if it does.
     """
 
@@ -199,7 +202,7 @@ class Plan:
 def plan(load: Load, *, node: Node | None = None, now: datetime | None = None) -> Plan:
     """Return a cluster that holds a load: the default layout if that does, else widths of 63 bits in all.
 
-    Where there is none, the widths have as much time as the load takes, and as many shards as a cluster can
+    If no cluster does, the widths have as much time as the load takes, and as many shards as a cluster can
     have, and ``lacking`` names each limit that the load exceeds.
 
     Raises:
@@ -244,13 +247,16 @@ def _year(load: Load, node: Node, at: float) -> Year:
 
 
 def _shards(load: Load, nodes: int, each: int) -> int:
-    """A power of two: enough for the peak, and for so many nodes."""
+    """Return a power of two: enough for the peak, and for so many nodes."""
     needed = max(load.most() / (HEADROOM * each), nodes, _LEAST_SHARDS)
     return int(1 << max(0, math.ceil(math.log2(needed))))
 
 
 def _default(load: Load, nodes: int, now: datetime) -> tuple[Layout, int] | None:
-    """Eight shards a node, so that they spread evenly and a full node has some to give; two at least."""
+    """Return the default layout and its number of shards; ``None`` if it does not hold the load.
+
+    It plans eight shards per node, which spread evenly and let a full node give some away; at least two.
+    """
     for spread in _SPREADS[:-1] if DEFAULT.years_left(now) >= load.years else ():
         shards = _shards(load, nodes * spread, DEFAULT.ids_per_second)
         if shards <= DEFAULT.shard_limit:
@@ -259,7 +265,7 @@ def _default(load: Load, nodes: int, now: datetime) -> tuple[Layout, int] | None
 
 
 def _own(load: Load, nodes: int, now: datetime) -> tuple[Layout, int]:
-    """The fewest bits of time, and with them the fewest shards; where nothing is enough, the most of both."""
+    """Return a layout with the fewest bits of time, and its fewest shards; at most the widest of both."""
     epoch = datetime(now.year, 1, 1, tzinfo=UTC)
     needed_ms = (now - epoch) / timedelta(milliseconds=1) + load.years * 365.2425 * 86_400_000
     time_bits = next((bits for bits in _TIME_BITS if 1 << bits > needed_ms + 1), _TIME_BITS[-1])

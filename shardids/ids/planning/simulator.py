@@ -1,4 +1,4 @@
-"""Plays the generator of many shards at once: ticks, leads, order, and what is refused.
+"""A simulation of the generators of many shards at once: ticks, leads, order, and refused draws.
 
 The arithmetic is that of ``sql/engine/engine.v1.sql``: a tick is offset + counter; a draw that is 2 ms or
 more behind its node's clock raises the offset in steps of 16 ms, or at once after 256 ms; the first of a new
@@ -58,11 +58,11 @@ class Shards:
         self.offset_ms = np.floor(self.clock(start_ms)).astype(np.int64)
 
     def clock(self, true_ms: float) -> Floats:
-        """What each shard's server takes for the time, in ms since the epoch."""
+        """Return the time by each shard's server, in ms since the epoch."""
         return true_ms + self.skew_ms[self.node_of]
 
     def lead_ms(self, true_ms: float) -> Floats:
-        """How far each shard's last tick is ahead of its server's clock; below zero it lags."""
+        """Return how far each shard's last tick is ahead of its server's clock; below zero it lags."""
         return self._ms(self.counter) - self.clock(true_ms)
 
     def draw(self, true_ms: float, wanted: npt.ArrayLike) -> tuple[Integers, Integers]:
@@ -93,17 +93,17 @@ class Shards:
     def restart(self, node: int, *, mark: float = 0.5) -> None:
         """Begin a new incarnation of a node, whose shards see it when they are next drawn from.
 
-        They then go past the clock and what is stored, by the margin. ``mark`` from 0 to 1 is the
+        They then go past the clock and the stored ticks, by the margin. ``mark`` from 0 to 1 is the
         incarnation's: a shard that leads goes so much of a margin further, and refuses draws until that is
-        three margins ahead of the clock, unless restarts did not make its lead. What a crash takes with it,
-        up to 32 values of the counter and 32 steps of the offset that nobody drew, is not played.
+        three margins ahead of the clock, unless restarts did not make its lead. The simulation leaves out the
+        values that a crash skips: up to 32 of the counter and 32 steps of the offset.
         """
         here = self.node_of == node
         self._is_new |= here
         self._mark[here] = mark
 
     def _began(self, now: Floats) -> Integers:
-        """The offsets with which a new incarnation would begin."""
+        """Return the first offsets of a new incarnation."""
         at_clock = np.floor(now).astype(np.int64) - (self.counter >> self.layout.sequence_bits)
         further = np.floor(self.margin_ms * self._mark).astype(np.int64)
         past = np.maximum(self.offset_ms, at_clock)
@@ -130,7 +130,7 @@ class Shards:
         self.offset_ms = np.where(is_late & (behind >= _LATE_MS), raised, self.offset_ms)
 
     def _ticks_until(self, until_ms: Floats) -> Integers:
-        """How many values of the counter have a time before this."""
+        """Return how many values of the counter have a time before this."""
         ms = np.ceil(until_ms).astype(np.int64) - self.offset_ms
         ticks: Integers = np.maximum((ms << self.layout.sequence_bits) - 1 - self.counter, 0)
         return ticks
@@ -138,14 +138,14 @@ class Shards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        issued: IDs, and ``refused`` those that were asked for in vain.
+        issued: the number of IDs, and ``refused`` of draws that failed.
         lead_ms: the greatest lead after a draw, minus infinity without any; ``last_lead_ms`` is the greatest
             at the end.
-        out_of_order: the share of a sample's pairs that do not sort in the order in which they were drawn.
-        disorder_ms: how long before an ID one of a greater time was drawn, at most.
+        out_of_order: the share of a sample's pairs that do not sort in the order of their draws.
+        disorder_ms: the longest time that an ID was drawn after one of a greater time.
         increasing: whether the ticks of each shard increased.
     """
 

@@ -165,7 +165,7 @@ def _state(connection: Connection, node: str, shard: int) -> _State:
     if found[0].state == "moved":
         raise ClusterConflict(
             f'shard {shard} is marked as moved on node "{node}", where the catalog places it',
-            hint="shardids doctor says what to do.",
+            hint="For the remedy: shardids doctor",
         )
     return found[0]
 

@@ -1,4 +1,4 @@
-"""PostgreSQL's programs: where they are, and which account can run them."""
+"""PostgreSQL's programs: their places, and the account that can run them."""
 
 from __future__ import annotations
 

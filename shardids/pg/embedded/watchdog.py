@@ -1,4 +1,4 @@
-"""Ends throw-away servers once the process that started them has ended, in whatever way.
+"""A watchdog that ends throw-away servers once the process that started them has ended, in any way.
 
 :class:`Watchdog` is the side of that process, the *parent*. The other side is this same file, run as a
 script in a separate session. It is Python rather than ``/bin/sh`` because it waits on pipes with a

@@ -1,4 +1,4 @@
-"""What DBAs do with counters of numbers for people: define kinds, look at them, set them by hand.
+"""Administration of counters of numbers for people: define kinds, look at them, set them by hand.
 
 The counters themselves are in SQL (``sql/counters/counters.v1.sql``), models use
 :mod:`shardids.models.counters`.

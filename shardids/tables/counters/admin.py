@@ -1,4 +1,4 @@
-"""Defines kinds of numbers in all shards, and sets counters by hand, each with a row that says why."""
+"""Definition of kinds of numbers in all shards, and counters set by hand, each with a row that says why."""
 
 from __future__ import annotations
 

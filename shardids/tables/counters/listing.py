@@ -1,4 +1,4 @@
-"""Reads the counters of all shards, and how they were set by hand."""
+"""Lists of the counters of all shards, and of the values that were set by hand."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def listed(
     kind: str | None = None,
     whole: bool = False,
 ) -> list[Counter]:
-    """Return the counters of all shards; with ``whole`` those of older periods, too."""
+    """Return the counters of all shards; with ``whole``, also those of older periods."""
     values = {"tenant": tenant, "kind": kind, "whole": whole}
     return _read(catalog, _COUNTERS, values, lambda row: Counter(**row))
 

@@ -1,7 +1,7 @@
 """Files into shards: ``shardids load``.
 
 ``files`` reads CSV and Parquet, ``sending`` copies a block of rows into a shard in one transaction, together
-with the count of its rows that are there, and keeps what is rejected; ``run`` loads a whole file.
+with the shard's count of loaded rows, and keeps rejected records; ``run`` loads a whole file.
 """
 
 from shardids.tables.load.run import Loaded, LoadSettings, load

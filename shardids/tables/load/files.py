@@ -75,7 +75,7 @@ class CsvFile:
         """Return the file, whose first line names its columns unless they are given.
 
         Raises:
-            BadArgument: there is no such line, or the delimiter is not one ASCII character.
+            BadArgument: the file lacks this line, or the delimiter is not one ASCII character.
         """
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\\':
             raise BadArgument(
@@ -180,7 +180,7 @@ class CsvFile:
         if any('"' in text for text in fields) and not self._well_quoted.fullmatch(record):
             raise BadArgument("a quote stands within a field that does not begin with one")
         if len(fields) <= max(places, default=-1):
-            raise BadArgument("the record ends before the field that tells its shard")
+            raise BadArgument("the record ends before the field that determines its shard")
         if any(not fields[place] for place in places):
             # With its quotes doubled, a field that is empty and quoted is not empty.
             text = record.decode("utf-8", errors="surrogateescape").replace('""', '""""')
@@ -254,7 +254,7 @@ class ParquetFile:
         """Return the file.
 
         Raises:
-            BadArgument: it is none.
+            BadArgument: it is not a Parquet file.
             MissingLibrary: pyarrow is not installed.
         """
         try:

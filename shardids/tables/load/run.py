@@ -1,4 +1,4 @@
-"""Loads a file into the shards of a cluster, and goes on where an earlier run of the same load ended."""
+"""The load of a file into the shards of a cluster, which continues an earlier run of the same load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NEXT_ID: Final = re.compile(r'(?:.*\.)?"?next_id"?\(\)', re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """What to load, and how.
+    """Parameters of a load.
 
     Attributes:
         table: the table's name in every shard.
@@ -50,9 +50,9 @@ class LoadSettings:
             ``shard`` the shard of all rows.
         format: ``csv`` or ``parquet``.
         columns: the columns of a CSV file without a header.
-        name: what the shards remember the load by.
+        name: the load's name in the shards' records.
         rejects: the file for rejected records.
-        most_rejects: how many there may be.
+        most_rejects: the most rejected records.
         trusted: roles whose code may run as the role that loads: see :mod:`shardids.pg.schemas`.
     """
 
@@ -74,7 +74,7 @@ class LoadSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Loaded:
-    """What a load has done.
+    """The result of a load.
 
     Attributes:
         name: the load's name.
@@ -259,7 +259,7 @@ class _Load:
 
 
 def _source(file: IO[bytes], settings: LoadSettings) -> str:
-    """Return what tells a load from others of the same name."""
+    """Return the marks that distinguish a load from others of the same name."""
     if file.seekable():
         digest = sha256(file.read(_HASHED)).hexdigest()[:16]
         size = file.seek(0, 2)
@@ -281,7 +281,7 @@ def _table(cluster: Cluster, name: str) -> Table:
     """Read the table from a shard, as a table without a schema.
 
     Raises:
-        BadArgument: there is none.
+        BadArgument: the table does not exist.
     """
     shard = min(cluster.placement.node_of, default=0)
     schema = cluster.schema_of(shard)

@@ -35,7 +35,7 @@ TABLE = "shardids_load"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """How far a load has come in a shard: its first so many rows are copied, or were rejected."""
+    """The progress of a load in a shard: its first so many rows are copied, or were rejected."""
 
     rows: int
     rejected: int
@@ -84,8 +84,8 @@ def _read(connection: Connection, schemas: Iterable[str], load: str) -> list[tup
 def _check_source(load: str, found: str, source: str) -> None:
     if found != source:
         raise ClusterConflict(
-            f'a load "{load}" was of another file, or read in another way: {found}, now {source}',
-            hint="Give this one another name: --name. A load is done once.",
+            f'load "{load}" is of another file, or had other options: {found}, now {source}',
+            hint="Give this load another name: --name",
         )
 
 
@@ -106,10 +106,10 @@ class Step:
 
 
 def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[Step]) -> None:
-    """Move shards' marks on, in the transaction that copies the rows; ``rejected`` is added to what is there.
+    """Advance shards' marks in the transaction that copies the rows; add to ``rejected``.
 
     Raises:
-        ClusterConflict: a mark is not where this process left it: another one runs the same load.
+        ClusterConflict: another process has advanced a mark: it runs the same load.
     """
     moves = []
     for number, step in enumerate(steps):
@@ -140,7 +140,7 @@ def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[
             raise ClusterConflict(
                 f'another process is running the load "{load}":'
                 f" it has copied rows into {step.schema} meanwhile",
-                hint="Wait for it, or end it and start the load again: it goes on where it ended.",
+                hint="Wait for it, or end it and start the load again, which continues it.",
             )
 
 
@@ -167,10 +167,10 @@ class Reject:
 
 
 class Rejects:
-    """The file, which is written before the transaction that counts them commits; threads may share it.
+    """The file of rejected records, which is written before their transaction commits; threads may share it.
 
-    What a run before this one wrote and did not commit is removed, and what has no shard, which is found
-    again.
+    Records that an earlier run wrote and did not commit are removed, and so are those without a shard: this
+    run finds them again.
     """
 
     def __init__(self, path: Path, marks: Mapping[int, int], *, dry_run: bool) -> None:
@@ -181,7 +181,8 @@ class Rejects:
             rows = csv.reader(file)
             if tuple(next(rows, _HEADER)) != _HEADER:
                 raise BadArgument(
-                    f"{path} is there, and holds no rejected records", hint="Name another file: --rejects"
+                    f"{path} exists, and is not a file of rejected records",
+                    hint="Name another file: --rejects",
                 )
             kept = [row for row in rows if _is_committed(row, marks)]
         self._seen = {(int(row[1]), int(row[2])) for row in kept}
@@ -271,7 +272,7 @@ Part = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Sends blocks of one load; ``taken`` is how many rows of each shard earlier runs have taken."""
+    """The sender of blocks of one load; ``taken`` is how many rows of each shard earlier runs have taken."""
 
     cluster: Cluster
     target: CopyTarget
@@ -365,7 +366,7 @@ class Sender:
         ids: Sequence[Sequence[int] | None],
         check: Callable[[], None],
     ) -> dict[tuple[int, int], str]:
-        """Copy what the server takes; return the places of the rest, by block and record, and why.
+        """Copy the records that the server takes; return the rest, by block and record, with the reasons.
 
         If it refuses a block, all are rolled back and copied again: those before it, it, and those after it.
         That block is then copied in parts: the records before the one that the server names, that record, and
@@ -436,7 +437,7 @@ def refuse_too_many(rejects: Rejects, most: int) -> None:
     """
     if rejects.count > most:
         raise ShardidsError(
-            f"{rejects.count:,} records were rejected, more than the {most:,} that may be",
-            hint=f"{rejects.path} says why. To allow more: --max-rejects."
-            " Started again, the load goes on where it ended.",
+            f"{rejects.count:,} records were rejected, more than the limit of {most:,}",
+            hint=f"{rejects.path} has the reasons. Raise the limit with --max-rejects, and start the load"
+            " again to continue it.",
         )

@@ -113,7 +113,7 @@ _ROWS: Final = 100
 
 @dataclass(slots=True, kw_only=True)
 class Compared:
-    """How many rows and claims of a look-up were read, and how many lacked the other; or why they can't be.
+    """The numbers of rows and claims of a look-up, and of those without the other; or why they can't be read.
 
     Attributes:
         name: ``table.column``.

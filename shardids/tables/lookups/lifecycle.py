@@ -168,7 +168,7 @@ def check_columns(columns: dict[int, ShardColumn], placement: Placement, lookup:
     for shard in placement.all_shards():
         where = f'shard {shard} on node "{placement.node_of[shard]}"'
         if shard not in columns:
-            raise ClusterConflict(f"{where} is not there", hint="For the cause: shardids doctor")
+            raise ClusterConflict(f"{where} does not exist", hint="For the cause: shardids doctor")
         fault = columns[shard].fault()
         if fault is not None:
             raise BadArgument(f"{lookup} can't be a look-up key in {where}: {fault[0]}", hint=fault[1])
@@ -360,7 +360,7 @@ def parsed(name: str) -> RegisteredLookup:
     """
     table, _, column = name.rpartition(".")
     if not (table and column):
-        raise BadArgument(f"{name!r} names no column", hint="TABLE.COLUMN, such as users.email")
+        raise BadArgument(f"{name!r} is not of the form TABLE.COLUMN", hint="For example: users.email")
     return RegisteredLookup(table=table, column=column, claims=claims_name(table, column), is_ready=False)
 
 
@@ -375,7 +375,7 @@ def known(catalog: Catalog, name: str) -> RegisteredLookup:
     if found is None:
         there = ", ".join(map(str, lookups.values())) or "none yet"
         raise ClusterConflict(
-            f"there is no look-up {name}",
+            f"look-up {name} does not exist",
             hint=f"Look-ups: {there}. To create it: shardids lookup create {name}",
         )
     return found
@@ -400,6 +400,7 @@ def _no_moves(catalog: Catalog) -> Iterator[None]:
         open_ = unsettled(connection)
         if open_:
             raise ClusterConflict(
-                f"shard {open_[0]} is being moved", hint="When that has ended: shardids shard move --list"
+                f"shard {open_[0]} is being moved",
+                hint="Wait until the move has ended: shardids shard move --list",
             )
         yield

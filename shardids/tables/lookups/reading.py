@@ -127,7 +127,7 @@ class Unreadable(Exception):
 
 
 class LookupReader:
-    """Reads a look-up's rows and claims in all shards.
+    """A reader of a look-up's rows and claims in all shards.
 
     Every method raises :class:`Unreadable`.
     """

@@ -1,4 +1,4 @@
-"""Deletes a row of a reference table once no row of any node refers to it.
+"""Deletion of a row of a reference table once no row of any node refers to it.
 
 Each node deletes the row in an ordinary session, where PostgreSQL checks its foreign keys, and takes no
 new reference from then on; the writer does so last, and nobody changes the row there meanwhile. So if one
@@ -53,7 +53,9 @@ def delete_row(catalog: Catalog, name: str, key: Sequence[str], *, dry_run: bool
     """
     with begun(catalog) as work:
         if name not in active(work):
-            raise ClusterConflict(f"there is no reference table {name}", hint="See: shardids reference list")
+            raise ClusterConflict(
+                f"reference table {name} does not exist", hint="To list them: shardids reference list"
+            )
         wanted = _found(work, name, key)
         is_open = wanted in work.known.deletions
         for side in work.sides:
@@ -221,8 +223,8 @@ def _undo(work: Work, row: _HeldRow, readers: Sequence[Side], refused: ClusterCo
             _give_back(work, reader, row)
         except ShardidsError as error:
             raise ClusterConflict(
-                f'{refused.message}; and node "{reader.name}" has not got it back: {error.message}',
-                hint="Give it back: shardids reference repair",
+                f'{refused.message}; and node "{reader.name}" could not restore the row: {error.message}',
+                hint="To restore it: shardids reference repair",
             ) from error
     end_deletion(work, row.deletion)
 
@@ -251,12 +253,12 @@ def _refused(side: Side, wanted: Deletion, error: StatementFailed) -> ClusterCon
     row = f"row {shown_key(wanted.key)} of reference table {wanted.table}"
     if (table := referring(error)) is not None:
         return ClusterConflict(
-            f'{row} stays: rows of {table} on node "{side.name}" refer to it',
-            hint="Let them refer to another row first.",
+            f'{row} was not deleted: rows of {table} on node "{side.name}" refer to it',
+            hint="Delete these rows, or change their references, first.",
         )
     if error.sqlstate in LOCK_FAILURES:
         return ClusterConflict(
-            f'{row} stays: a transaction on node "{side.name}" has not ended that refers to it or changes it',
+            f'{row} was not deleted: an open transaction on node "{side.name}" refers to it or changes it',
             hint="Wait until it has ended, then repeat the command.",
         )
-    return ClusterConflict(f"{row} stays: {error.message}", hint=error.hint)
+    return ClusterConflict(f"{row} was not deleted: {error.message}", hint=error.hint)

@@ -82,7 +82,7 @@ def begun(catalog: Catalog, *, writer: str | None = None, moving: bool = False) 
     )
     lost = ClusterConflict(
         "the connection to the catalog was lost, and with it the right to change reference tables",
-        hint="Repeat the command: it goes on from there.",
+        hint="Repeat the command to continue.",
     )
     with HeldLock.taken(catalog, AdvisoryLock.REFERENCES, 0, taken=taken, lost=lost) as held:
         known, placement = references_of(catalog), catalog.placement()
@@ -117,14 +117,14 @@ def begun(catalog: Catalog, *, writer: str | None = None, moving: bool = False) 
 def _writer(known: References, wanted: str | None) -> str:
     if known.writer is not None and wanted not in (None, known.writer):
         raise ClusterConflict(
-            f'reference tables are written to on node "{known.writer}", not "{wanted}"',
-            hint="All have one writer, for they may refer to each other. Leave --writer out.",
+            f'the writer of reference tables is node "{known.writer}", not "{wanted}"',
+            hint="All reference tables have the same writer. Leave --writer out.",
         )
     name = known.writer or wanted
     if name is None:
         raise ClusterConflict(
             "the cluster has no reference tables yet",
-            hint="Choose the node to write them on: shardids reference create NAME --writer NODE",
+            hint="To create one, and choose the writer: shardids reference create NAME --writer NODE",
         )
     return name
 
@@ -163,7 +163,7 @@ def require_nothing_moves(connection: Connection, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Rows of a table on the writer, as COPY gives them."""
+    """The rows of a table on the writer, as COPY gives them."""
 
     table: str
     columns: tuple[str, ...]
@@ -438,8 +438,8 @@ def _delete_others(connection: Connection, reader: Side, contents: Sequence[Cont
             raise ClusterConflict(
                 f'node "{reader.name}": rows of {table} refer to a row of reference table {one.table} that'
                 f" the writer lacks: {error.message}",
-                hint="Insert it on the writer again, or delete what refers to it. Then: shardids reference"
-                " repair",
+                hint="Insert it on the writer again, or delete the rows that refer to it. Then:"
+                " shardids reference repair",
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Lets reference tables be written to on another node.
+"""The change of the node that takes writes to reference tables.
 
 The writer is closed first; from then on nobody writes, until the new one is open. So the other nodes need
 nothing of the old one's log: they are brought to the new one's rows, and follow it from there on. The catalog
@@ -110,7 +110,7 @@ def move_writer(catalog: Catalog, node: str, *, dry_run: bool = False) -> str:
             except ShardidsError as error:
                 undo_move(work, node)
                 raise ClusterConflict(
-                    f'reference tables are written to on node "{before}" still: {error.message}',
+                    f'node "{before}" is still the writer of reference tables: {error.message}',
                     hint="Let all nodes follow it again: shardids reference repair. Then repeat the command.",
                 ) from error
             work.record("update shardids_catalog.reference_writer set node = :node", node=node)
@@ -183,7 +183,7 @@ def _require_same(work: Work, side: Side) -> None:
     if found is not None:
         raise ClusterConflict(
             f'node "{side.name}" does not have the same rows of reference table {found} as the writer',
-            hint="See shardids reference list. To bring it there: shardids reference repair",
+            hint="See shardids reference list. To copy the rows there: shardids reference repair",
         )
 
 
@@ -198,7 +198,7 @@ def _matched_sequences(work: Work, successor: Side) -> list[tuple[sql.Identifier
         raise ClusterConflict(
             f'node "{successor.name}" lacks the sequence of {missing[0]}, which node'
             f' "{work.writer.name}" has',
-            hint="Make it there, as by a revision for the node (shardids migrate up).",
+            hint="Create it there, for example by a revision for the node (shardids migrate up).",
         )
     return [
         (sql.Identifier(*one.name), sql.Identifier(*here[of].name).as_string()) for of, one in there.items()

@@ -1,4 +1,4 @@
-"""What happens to reference tables when nodes come and go, and what repairs them."""
+"""Reference tables on nodes that are added or removed, and their repair."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def _take_tables(catalog: Catalog, name: str, *, dry_run: bool) -> None:
     known = references_of(catalog)
     if known.writer == name:
         raise ClusterConflict(
-            f'reference tables are written to on node "{name}": {", ".join(known.states)}',
-            hint="Choose another first: shardids reference move --to NODE",
+            f'node "{name}" is the writer of reference tables: {", ".join(known.states)}',
+            hint="Choose another writer first: shardids reference move --to NODE",
         )
     if known.writer is None:
         return

@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """How a node follows the writer.
+    """The state of a node that follows the writer.
 
     Attributes:
         node: its name.
@@ -268,7 +268,7 @@ def require_fit(connection: Connection, name: str, work: Work, trusted: Sequence
     if found is None:
         raise ClusterConflict(
             f'node "{work.writer.name}" has no table {REFERENCE_SCHEMA}.{name}',
-            hint="Make it there by CREATE TABLE, by a revision for the node, or with --models.",
+            hint="Create it there by CREATE TABLE, by a revision for the node, or with --models.",
         )
     if reasons := list(_unfit(found)):
         raise ClusterConflict(
@@ -349,7 +349,7 @@ def require_capacity(work: Work) -> None:
     if reasons:
         raise ClusterConflict(
             f"nodes can't follow the writer of reference tables: {'; '.join(reasons)}",
-            hint="Then repeat the command. Nothing was changed.",
+            hint="Correct this, then repeat the command. Nothing was changed.",
         )
 
 
@@ -389,9 +389,9 @@ def require_same_rules(writer: Side, successor: Side, tables: Sequence[str]) -> 
     for table, rule in sorted(there ^ here):
         lacks, has = (successor, writer) if (table, rule) in there else (writer, successor)
         raise ClusterConflict(
-            f'reference table {table} on node "{lacks.name}" lacks a rule of it on node "{has.name}": {rule}',
-            hint="Make them alike, as by a revision for the node (shardids migrate up). Then repeat the"
-            " command.",
+            f'reference table {table} lacks a rule on node "{lacks.name}" that node "{has.name}" has: {rule}',
+            hint="Make the tables alike, for example by a revision for the node (shardids migrate up). Then"
+            " repeat the command.",
         )
 
 
@@ -425,7 +425,7 @@ def require_unused_name(work: Work, name: str) -> None:
         if rows := found[0] if found else 0:
             raise ClusterConflict(
                 f'node "{reader.name}" has a table {REFERENCE_SCHEMA}.{name} with {rows} rows already',
-                hint="They would be replaced by the writer's. Save what you need, and empty it there first.",
+                hint="The writer's rows would replace them. Save the rows you need, then empty the table.",
             )
 
 

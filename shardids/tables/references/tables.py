@@ -1,4 +1,4 @@
-"""Makes reference tables of ordinary ones, and drops them; each step can be repeated."""
+"""Conversion of ordinary tables to reference tables, and their drop; each step can be repeated."""
 
 from __future__ import annotations
 
@@ -200,7 +200,9 @@ def drop_table(catalog: Catalog, name: str, *, dry_run: bool = False) -> None:
     """
     with begun(catalog) as work:
         if name not in work.known.states:
-            raise ClusterConflict(f"there is no reference table {name}", hint="See: shardids reference list")
+            raise ClusterConflict(
+                f"reference table {name} does not exist", hint="To list them: shardids reference list"
+            )
         for side in work.sides:
             if found := [one for one in referrers(side, name) if not one.is_own]:
                 raise ClusterConflict(

@@ -1,7 +1,7 @@
 """Transactions on several nodes whose clients did not end them, and moments between all such transactions.
 
-``resolver`` lists what is prepared and ends it, ``restore_points`` marks such a moment. The sessions that
-prepare are in :mod:`shardids.client.routing.twophase`.
+``resolver`` lists prepared transactions and ends them, ``restore_points`` marks such a moment. The sessions
+that prepare them are in :mod:`shardids.client.routing.twophase`.
 """
 
 from shardids.tables.transactions.resolver import (

@@ -1,9 +1,8 @@
-"""Ends transactions on several nodes in place of clients that died, and lists them.
+"""The end of transactions on several nodes whose clients died, and their list.
 
-In this order: it reads what is prepared; then, on each decider, the decision, or makes it, so that the
-client, should it wake up, can't make another; then, once more, what is prepared, for the client may have
-prepared more meanwhile; that it ends. It deletes decisions of which nothing is prepared any more after they
-were read.
+In this order, it reads the prepared parts. On each decider it reads the decision, or makes it, so that a
+client that wakes up can't make another. It reads the prepared parts again, for the client may have prepared
+more meanwhile, and ends them. It deletes decisions that have no prepared part after they were read.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ Key = tuple[str, UUID]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a prepared transaction.
+    """The end of a prepared transaction.
 
     Attributes:
         prepared: the transaction.
@@ -162,7 +161,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """What :func:`resolve` did.
+    """The result of :func:`resolve`.
 
     Attributes:
         outcomes: what became of each prepared transaction that it saw, the oldest first.
@@ -176,11 +175,11 @@ class Resolution:
 
 
 def resolve(catalog: Catalog, *, older_than_s: float = OLDER_THAN_S, dry_run: bool = False) -> Resolution:
-    """Commit or roll back what clients have left prepared on the nodes. Calls are idempotent.
+    """Commit or roll back transactions that clients left prepared on the nodes. Calls are idempotent.
 
-    What was decided is ended as it was decided. What was not, and was prepared more than ``older_than_s``
-    seconds ago, is rolled back; its client gets :class:`~shardids.errors.TransactionEnded`. Transactions that
-    others have prepared are left.
+    A decided transaction ends as it was decided. An undecided one that was prepared more than
+    ``older_than_s`` seconds ago is rolled back; its client gets :class:`~shardids.errors.TransactionEnded`.
+    Prepared transactions of other applications stay.
 
     Raises:
         ConnectionFailed, ClusterConflict: the catalog cannot be read. A node that cannot is in ``failures``,
@@ -241,7 +240,7 @@ def _settle(
 def _unknown(nodes: Nodes, decider: str) -> ShardidsError:
     hint = "Bring the node back, or replace it: shardids node replace"
     if decider not in set(nodes):
-        hint = "The catalog has no such node. See what became of its database; nothing is ended by guessing."
+        hint = "The node is not in the catalog. Find its database: only that has the decision."
     return ShardidsError(f'node "{decider}" cannot be asked', hint=hint)
 
 
@@ -343,7 +342,7 @@ def _end(connection: Connection, outcome: Outcome) -> Outcome:
 
 @contextmanager
 def _acting_as(connection: Connection, one: Prepared) -> Iterator[None]:
-    """Becomes the role that prepared a transaction: only it and superusers may end that."""
+    """Become the role that prepared a transaction: only it and superusers may end that."""
     if one.is_own:
         yield
         return
@@ -351,7 +350,9 @@ def _acting_as(connection: Connection, one: Prepared) -> Iterator[None]:
     try:
         connection.exec_driver_sql(f"set role {role}")
     except MissingPrivilege as error:
-        raise MissingPrivilege(error.message, hint=f"As a superuser, or after: GRANT {role} TO …") from error
+        raise MissingPrivilege(
+            error.message, hint=f"Run it as a superuser, or first: GRANT {role} TO …"
+        ) from error
     try:
         yield
     finally:

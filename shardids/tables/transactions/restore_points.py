@@ -1,4 +1,4 @@
-"""Marks a moment in the logs of all nodes between the decisions of transactions on several of them.
+"""Marks in the logs of all nodes, at a moment between the decisions of transactions on several of them.
 
 While ``shardids.decision`` of every node is locked against inserts, no such transaction is decided. Those
 that are decided already are committed where they are still prepared. Then no transaction is half committed,
@@ -130,7 +130,7 @@ def _servers(connections: Mapping[str, Connection]) -> dict[str, Connection]:
         connection.rollback()
         if facts.is_standby or facts.wal_level == "minimal":
             what = "is a standby" if facts.is_standby else "has wal_level = minimal"
-            raise UnsupportedServer(f"{where} {what}: it can't have a restore point")
+            raise UnsupportedServer(f"{where} {what}, so it can't have a restore point")
         if not facts.may_create:
             raise MissingPrivilege(
                 f'{where}: role "{facts.role}" may not create restore points',
@@ -176,7 +176,7 @@ def _finish(nodes: Nodes, cluster: UUID, deadline: float) -> None:
                 raise ClusterConflict(
                     f'{one.name} is prepared on node "{one.node}", and node "{gid.decider}", which decides'
                     " on it, is not in the catalog; no restore point was created",
-                    hint="shardids transactions",
+                    hint="To see it: shardids transactions",
                 )
         decided = [o for o, gid in ours if decisions[gid.decider, gid.transaction] is Decision.COMMIT]
         if not decided:
@@ -184,9 +184,9 @@ def _finish(nodes: Nodes, cluster: UUID, deadline: float) -> None:
         left = [outcome for outcome in end_decided(nodes, decided, decisions) if outcome.result == "left"]
         if left and not pause():
             raise ClusterConflict(
-                f'{left[0].prepared.name} is decided and stays prepared on node "{left[0].prepared.node}":'
+                f'{left[0].prepared.name} is decided, but still prepared on node "{left[0].prepared.node}":'
                 f" {left[0].reason}; no restore point was created",
-                hint="shardids transactions --resolve",
+                hint="To end it: shardids transactions --resolve",
             ) from left[0].error
 
 

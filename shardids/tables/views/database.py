@@ -100,7 +100,7 @@ def lock(database: Connection, where: str) -> None:
             raise
         raise ClusterConflict(
             f"another process has been changing the query node, {where}, for {_LOCK_PATIENCE_S:g} s",
-            hint="Wait for it, or see in pg_stat_activity there what it does.",
+            hint="Wait for it, or look at it in pg_stat_activity there.",
         ) from error
 
 
@@ -140,7 +140,7 @@ def password_of(nodes: Nodes, node: Node, *, must_have: bool) -> str | None:
         password = driver.info.password if isinstance(driver, psycopg.Connection) else ""
     if must_have and not password:
         raise BadArgument(
-            f'node "{node.name}" was logged in to without a password: nothing to store',
+            f'node "{node.name}" accepts the login without a password: there is nothing to store',
             hint="Leave --store-password out.",
         )
     return password or None

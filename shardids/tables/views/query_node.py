@@ -101,7 +101,7 @@ def found_query_node(
     elif (before.node, before.url) != (wanted.node, wanted.url):
         raise ClusterConflict(
             f"the query node is {before.where} already",
-            hint="To make another the query node: shardids query-node create",
+            hint="To replace it: shardids query-node create",
         )
     return follow(catalog, url=url, store_password=store_password)
 
@@ -120,7 +120,9 @@ def _with_tables(
 
 def _wanted(catalog: Catalog, node: str | None, url: str | None) -> QueryNode:
     if (node is None) == (url is None):
-        raise BadArgument("a query node is a node or another database", hint="One of: --on NODE, --url URL")
+        raise BadArgument(
+            "a query node needs a node or another database", hint="Give one of --on NODE and --url URL."
+        )
     if node is not None:
         catalog.existing_node(node)
     shown = None if url is None else shown_url(parse_url(url))

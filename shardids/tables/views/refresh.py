@@ -1,4 +1,4 @@
-"""Brings a query node up to date: first each node's views over its shards, then their readers."""
+"""The refresh of a query node: first each node's views over its shards, then their readers."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ def _lock_tables(database: Connection, there: QueryNode, names: Collection[str])
             if time.monotonic() > deadline:
                 raise ClusterConflict(
                     f"queries on {there.where} have been reading the views for {_PATIENCE_S:g} s",
-                    hint="Wait for them, or see in pg_stat_activity there what they do.",
+                    hint="Wait for them, or look at them in pg_stat_activity there.",
                 ) from error
         time.sleep(_PAUSE_S)
 
@@ -507,13 +507,13 @@ def _faults(
         return
     if not shown.has_schemas:
         yield Fault(
-            what="it has not been made",
-            to_do="Make it; where the nodes ask it for a password: --store-password",
+            what="it has not been created",
+            to_do="Create it; if the nodes require a password: --store-password",
         )
         return
     if digest_in(database) != placement.digest():
         yield Fault(
-            what="it does not read every shard from its owner, and sessions are refused there",
+            what="it does not read every shard from its owner, so it refuses sessions",
             to_do="Refresh it",
             is_passing=True,
         )

@@ -1,10 +1,8 @@
-"""One page that shows a cluster as it is: served by ``shardids console``, which needs the extra ``ops``.
+"""A page that shows a cluster as it is: ``shardids console`` serves it, and needs the extra ``ops``.
 
-``watching`` reads the cluster once an interval for all viewers and
-keeps the last hour, ``figures`` makes values for JSON of both.
-``databases`` asks what a viewer wants to know beside that.
-``guard`` refuses who may not ask, ``app`` answers the others. The
-page itself is in ``static``.
+``watching`` reads the cluster once per interval for all viewers and keeps the last hour; ``figures`` converts
+both to JSON. ``databases`` answers a viewer's other questions. ``guard`` refuses requests without
+permission, ``app`` answers the rest. The page itself is in ``static``.
 """
 
 from shardids.errors import MissingLibrary

@@ -1,4 +1,4 @@
-"""What the page may change where ``--allow-actions`` says so: planned, confirmed, then done in a thread."""
+"""Actions that the page offers with ``--allow-actions``: planned, confirmed, then carried out in a thread."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ log = logger("console")
 
 Values = dict[str, Any]
 Work = Callable[[Catalog, mover.OnEvent], list[str]]
-"""Does what was planned, and returns what to tell of it."""
+"""Carries out a plan, and returns the lines to report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would be done, in words, and the work itself; ``resume`` is the command that resumes it."""
+    """A planned action, in words, and its work; ``resume`` is the command that resumes it."""
 
     title: str
     lines: list[str]
@@ -61,12 +61,12 @@ class Job:
 
     @property
     def what_to_do(self) -> str:
-        """What to say of a job that did not come to its end."""
+        """The next step after a job that did not finish."""
         left = f"shardids shard move --list; to resume: {self.resume}" if self.resume else "shardids doctor"
-        return f"To see what is left: {left}"
+        return f"To see the remaining steps: {left}"
 
     def values(self) -> Values:
-        """The job as the page is told of it."""
+        """Return the job as values for the page."""
         return {
             "id": self.id,
             "title": self.title,
@@ -80,11 +80,11 @@ class Job:
 
 
 class Actions:
-    """Plans, confirms and does; one job at a time.
+    """The actions: planned, confirmed and carried out, one job at a time.
 
     Args:
         catalog_url: the catalog.
-        on_change: is told whenever the job has come further, in the job's thread.
+        on_change: called on each progress of the job, in the job's thread.
     """
 
     def __init__(self, catalog_url: str | URL, on_change: Callable[[Values], object]) -> None:
@@ -101,15 +101,15 @@ class Actions:
         return None if self._job is None else self._job.values()
 
     def plan(self, action: str, arguments: Values) -> Values:
-        """Return what would be done, and what to confirm it with.
+        """Return the steps of an action, and the token that confirms it.
 
         Raises:
-            BadArgument: there is no such action, or its arguments are wrong.
-            ShardidsError: it can't be done; nothing was changed.
+            BadArgument: the action does not exist, or its arguments are wrong.
+            ShardidsError: the action is not possible; nothing was changed.
         """
         if action not in _PLANNERS:
             raise BadArgument(
-                f"there is no action {action[:40]!r}", hint=f"There are {', '.join(_PLANNERS)}."
+                f"action {action[:40]!r} does not exist", hint=f"The actions are {', '.join(_PLANNERS)}."
             )
         with closing(Catalog(self._catalog_url)) as catalog:
             plan = _PLANNERS[action](catalog, arguments)
@@ -123,10 +123,10 @@ class Actions:
         return {"plan": plan.lines, "confirm": confirm}
 
     def start(self, confirm: str) -> Values:
-        """Begin what was planned.
+        """Begin a planned action.
 
         Raises:
-            BadArgument: nothing can be confirmed with this any more.
+            BadArgument: this confirms no plan, or no longer does.
             ClusterConflict: another job is running.
         """
         with self._lock:
@@ -226,7 +226,9 @@ def _plan_move(catalog: Catalog, given: Values) -> Plan:
 def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
     by = given.get("by", mover.By.SIZE)
     if by not in list(mover.By):
-        raise BadArgument(f"nodes can't be made even by {str(by)[:40]!r}", hint="By size, rows or writes.")
+        raise BadArgument(
+            f"nodes can't be balanced by {str(by)[:40]!r}", hint="Balance by size, rows or writes."
+        )
     mover.require_none_open(catalog)
     found = mover.plan_balance(catalog, mover.By(by))
     lines = [
@@ -239,7 +241,7 @@ def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
             done = mover.carry_out(there, found.transfers, _OPTIONS, on_event)
         if left := [str(one) for one in done if isinstance(one, mover.NotMoved)]:
             raise MoveFailed(
-                "\n".join(left), hint="The other shards were moved. To try again, rebalance again."
+                "\n".join(left), hint="The other shards were moved. To move the rest, rebalance again."
             )
         return _results([one for one in done if isinstance(one, mover.Result)])
 
@@ -296,14 +298,16 @@ def _shard(catalog: Catalog, given: Values) -> int:
     shard = given.get("shard")
     count = catalog.describe().shard_count
     if type(shard) is not int or not 0 <= shard < count:
-        raise BadArgument(f"{str(shard)[:40]!r} is no shard of this cluster", hint=f"0 to {count - 1} are.")
+        raise BadArgument(
+            f"{str(shard)[:40]!r} is not a shard of this cluster", hint=f"The shards are 0 to {count - 1}."
+        )
     return shard
 
 
 def _name(given: Values, key: str) -> str:
     name = given.get(key)
     if not isinstance(name, str) or not name:
-        raise BadArgument(f"{key!r} has to name a node")
+        raise BadArgument(f"{key!r} must name a node")
     return name
 
 
@@ -336,10 +340,10 @@ def _require(connection: Connection, node: str, shard: int, state: str) -> None:
     if found is None:
         raise UnknownShard(
             f'the catalog places shard {shard} on node "{node}", which does not have it',
-            hint="Restore its schema there from a backup, or see what else can be done: shardids doctor",
+            hint="Restore its schema there from a backup, or see the other remedies: shardids doctor",
         )
     if found.state != state:
         raise ClusterConflict(
             f'shard {shard} on node "{node}" is {found.state}, not {state}',
-            hint="shardids doctor says what to do.",
+            hint="For the remedy: shardids doctor",
         )

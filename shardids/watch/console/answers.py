@@ -1,4 +1,4 @@
-"""Answers as JSON, what was refused among them, requests as JSON, and server-sent events."""
+"""Answers as JSON, refusals among them, requests as JSON, and server-sent events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONS: Final = re.compile(r"\?[\w.~%+-]+=[\w.~%+=&-]*")
 
 
 def as_json(values: Any) -> str:
-    """Return values as JSON for the page, in which users and options of databases' URLs are left out."""
+    """Return values as JSON for the page, without users and options of databases' URLs."""
     # NaN is no JSON: a browser could not read it.
     written = json.dumps(values, separators=(",", ":"), allow_nan=False)
     if "://" not in written:
@@ -38,7 +38,7 @@ def answer(values: Any, status: int = 200) -> Response:
 
 
 def refusal(status: int, error: str, hint: str = "") -> Response:
-    """Return what was refused, and what to do."""
+    """Return an answer with the reason of a refusal, and the next step."""
     return answer({"error": error, "hint": hint}, status)
 
 
@@ -49,14 +49,14 @@ async def json_of(request: Request) -> dict[str, Any]:
         BadArgument: it holds none, or does not say that it is JSON, as the forms of other pages can't.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise BadArgument("the request has to be JSON", hint="Content-Type: application/json")
+        raise BadArgument("the request must be JSON", hint="Content-Type: application/json")
     body = await request.body()
     try:
         given = json.loads(body) if body else {}
     except (ValueError, RecursionError):
-        raise BadArgument("the request is no JSON") from None
+        raise BadArgument("the request is not valid JSON") from None
     if not isinstance(given, dict):
-        raise BadArgument("the request has to be a JSON object")
+        raise BadArgument("the request must be a JSON object")
     return given
 
 
@@ -75,10 +75,10 @@ async def refused(_request: Request, error: Exception) -> Response:
 
 
 async def no_such(_request: Request, error: Exception) -> Response:
-    """Return what is wrong with an address or a method."""
+    """Return the answer to a wrong address or method."""
     if not isinstance(error, HTTPException):
         raise error
-    says = {404: "there is no such page", 405: "that can't be done with this page"}
+    says = {404: "this page does not exist", 405: "this page does not support the method"}
     return refusal(error.status_code, says.get(error.status_code, error.detail))
 
 
@@ -88,12 +88,12 @@ async def too_long(_request: Request, _error: Exception) -> Response:
 
 
 async def gone(_request: Request, _error: Exception) -> Response:
-    """Return what nobody hears: who asked has gone before the request was whole."""
+    """Return an answer that nobody receives: the client closed the connection during its request."""
     return refusal(400, "the request ended early")
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """Return that the console itself failed; what failed is in its log alone."""
+    """Return that the console itself failed; only its log has the error."""
     log.error("%s failed: %s", request.url.path, shown_error(error))
     return refusal(500, "the console failed to answer this", "Its log says more.")
 
@@ -110,7 +110,7 @@ MOST_STREAMS: Final = 100
 
 
 class Broadcast:
-    """Tells all streams of the event loop the newest event of each name; any thread may tell."""
+    """A channel for the newest event of each name, from any thread to all streams of the event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -121,11 +121,11 @@ class Broadcast:
         self.streams = 0
 
     def begin(self) -> None:
-        """Belongs to the running loop from now on."""
+        """Bind this to the running loop."""
         self._loop = asyncio.get_running_loop()
 
     def tell(self, name: str, values: Any) -> None:
-        """Send an event to whoever listens, from any thread."""
+        """Send an event to all listeners, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             sent = f"event: {name}\ndata: {as_json(values)}\n\n".encode()
             self._loop.call_soon_threadsafe(self._set, name, sent)

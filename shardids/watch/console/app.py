@@ -1,4 +1,4 @@
-"""Answers requests: the page, and JSON of what was read and asked."""
+"""The web application: the page, and JSON of readings and of questions."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ STATIC: Final = Path(__file__).parent / "static"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a console is served.
+    """Settings of a console.
 
     Attributes:
-        catalog_url: the catalog; its user logs in to the nodes, too.
-        access: who may ask.
-        interval_s: how far apart readings are, at least.
-        allow_actions: whether moves, rebalances and fences can be begun.
-        prometheus: where the rates of the last hour come from, if not from memory.
+        catalog_url: the catalog; its user also logs in to the nodes.
+        access: the clients with access.
+        interval_s: the least time between readings.
+        allow_actions: whether the page can begin moves, rebalances and fences.
+        prometheus: the source of the rates of the last hour, if not memory.
     """
 
     catalog_url: str = field(repr=False)
@@ -179,14 +179,14 @@ class Console:
         seen = self._watcher.seen()
         number = request.path_params["number"]
         if not (number.isascii() and number.isdigit() and len(number) < 6):
-            raise UnknownShard(f"{number[:40]!r} is no number of a shard")
+            raise UnknownShard(f"{number[:40]!r} is not the number of a shard")
         facts = self._slow.facts(seen)
         return answer(shard(int(number), seen, self._watcher.history, self._databases, facts))
 
     async def _inspect(self, request: Request) -> Response:
         given = await json_of(request)
         if not isinstance(written := given.get("text"), str):
-            raise BadArgument("'text' has to be a text with IDs")
+            raise BadArgument("'text' must be a string with IDs")
         rows = given.get("look") is True
         seen = await run_in_threadpool(self._watcher.seen)
         return answer(await run_in_threadpool(inspect, written, seen, self._databases, rows=rows))

@@ -1,4 +1,4 @@
-"""What changes the cluster: moves of shards, and runs of migrations."""
+"""Changes of the cluster: moves of shards, and runs of migrations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Values = dict[str, Any]
 
 
 class Journal:
-    """Moves, the open ones and the last of the others, and runs of migrations, as the catalog said last."""
+    """Open moves, the last ended ones, and runs of migrations, from the catalog's last answer."""
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
@@ -36,10 +36,10 @@ class Journal:
         self._runs_at: float | None = None
 
     def moves(self, seen: Seen) -> list[Values]:
-        """Return them, newest first; while the catalog does not answer, what it said last.
+        """Return the moves, newest first; while the catalog does not answer, those of its last answer.
 
         Raises:
-            ConnectionFailed: it does not answer, and never told them.
+            ConnectionFailed: the catalog does not answer, and never did.
         """
         if self._known is None or seen.catalog_error is None:
             try:
@@ -59,13 +59,13 @@ class Journal:
             return None
 
     def migrations(self, seen: Seen, facts: SlowFacts) -> Values:
-        """How many shards are at which revision, and the runs that are under way.
+        """Return the number of shards per revision, and the runs that are under way.
 
-        While the catalog does not answer, ``running`` is what it said at ``running_at``; ``None`` if it was
+        While the catalog does not answer, ``running`` is its answer at ``running_at``; ``None`` if it was
         never asked.
 
         Raises:
-            ConnectionFailed: it has never answered at all.
+            ConnectionFailed: the catalog has never answered.
         """
         error = seen.catalog_error
         if seen.known is None or error is None:
@@ -91,7 +91,7 @@ class Journal:
 
 
 def move_values(move: Move, seen: Seen) -> Values:
-    """A move as the journal records it, with whether a process works at it."""
+    """Return a move as the journal records it, with whether a process works on it."""
     # One that the last reading does not have was begun since.
     running = {one.shard: one.is_running for one in seen.known.moves} if seen.known else {}
     state = move.outcome or ("running" if running.get(move.shard, True) else "interrupted")
@@ -113,7 +113,7 @@ def move_values(move: Move, seen: Seen) -> Values:
 
 
 def lags(seen: Seen, databases: Databases) -> dict[int, int]:
-    """How many bytes of its source's log each shard that is being moved has not confirmed yet."""
+    """Return the bytes of its source's log that each moving shard has not confirmed yet."""
     if seen.known is None or not seen.known.moves:
         return {}
     prefix = f"shardids_move_{seen.known.cluster.hex[:8]}_"

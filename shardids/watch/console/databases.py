@@ -1,4 +1,4 @@
-"""Questions to the catalog and to nodes beside the readings, and the facts that are dear, so read seldom."""
+"""Questions to the catalog and to nodes beside the readings, and expensive facts, which are read seldom."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ log = logger("console")
 
 
 class Databases:
-    """Asks the catalog and the nodes that the watcher saw, in read-only transactions with short limits.
+    """Access to the catalog and the nodes that the watcher saw, in read-only transactions with short limits.
 
     Args:
-        catalog_url: the catalog; its user logs in to the nodes, too.
-        watcher: says which nodes there are.
+        catalog_url: the catalog; its user also logs in to the nodes.
+        watcher: knows the nodes.
     """
 
     def __init__(self, catalog_url: str | URL, watcher: Watcher) -> None:
@@ -65,7 +65,7 @@ class Databases:
 
         Raises:
             ConnectionFailed: it does not answer, or not in time.
-            ClusterConflict: there is no such node.
+            ClusterConflict: the node does not exist.
         """
         (answer,) = self.of_nodes({name: question}).values()
         return _raised(answer)
@@ -73,7 +73,7 @@ class Databases:
     def of_nodes(
         self, questions: Mapping[str, Question[T]], *, seconds: float = ANSWER_S
     ) -> dict[str, T | ShardidsError]:
-        """Ask several nodes at once; return the answer of each, or why there is none within ``seconds``."""
+        """Ask several nodes at once; return the answer of each, or the reason for none within ``seconds``."""
         servers = {name: self._server(name) for name in questions}
         asked = {
             name: server.asked(_limited(questions[name]))
@@ -134,8 +134,9 @@ _STATEMENT: Final = "25s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowFacts:
-    """Of each shard, by number: bytes of tables and indexes, and revisions of the application's migrations,
-    of which one that is half way has a ``+`` after it. A shard that was not read is in neither.
+    """Bytes of tables and indexes by shard, and revisions of the application's migrations by shard.
+
+    An unfinished revision has a ``+`` after it. A shard that was not read is in neither.
 
     Attributes:
         at: when a node last answered, in seconds since 1970; ``None`` if never.
@@ -157,7 +158,7 @@ class SlowFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a node says; where ``revisions`` lacks a shard, the ``error`` says why."""
+    """A node's answer; if ``revisions`` lacks a shard, the ``error`` says why."""
 
     sizes: Mapping[int, int]
     revisions: Mapping[int, str | None]
@@ -165,7 +166,7 @@ class _Answer:
 
 
 class SlowReader:
-    """Reads slow facts in a thread when somebody asks for them and they are old.
+    """A reader of slow facts, in a thread, when a viewer asks for them and they are old.
 
     Args:
         databases: where they are asked for.
@@ -181,11 +182,11 @@ class SlowReader:
 
     @property
     def known(self) -> SlowFacts:
-        """Returns what is known now, and reads nothing."""
+        """The facts that are known now, without a reading."""
         return self._facts
 
     def facts(self, seen: Seen, *, again: bool = False) -> SlowFacts:
-        """Return what is known now. If it is old, or ``again`` says so, it is read for who asks later."""
+        """Return the facts known now; if they are old, or with ``again``, read new ones for later calls."""
         patience_s = _SOONEST_S if again else _AGAIN_S if self._facts.errors else EVERY_S
         is_old = time.monotonic() - self._begun > patience_s
         if is_old and seen.known is not None and self._lock.acquire(blocking=False):

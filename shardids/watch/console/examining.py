@@ -34,7 +34,7 @@ class _Examined:
 
 
 class Examiner:
-    """Examines the cluster when it is told to, and keeps the last report.
+    """An examiner of the cluster, on request, which keeps the last report.
 
     Args:
         catalog_url: the catalog.
@@ -72,7 +72,7 @@ class Examiner:
         return self._examined.read_at
 
     def values(self) -> Values:
-        """The last report, and whether a new one is being made."""
+        """Return the last report, and whether a new one is being made."""
         now = self._examined
         return {
             "state": now.state,
@@ -86,7 +86,7 @@ class Examiner:
         }
 
     def _grants(self) -> str:
-        """What an examination needs, beyond what the page does."""
+        """Return the privileges that an examination needs, beyond those of the page."""
         role = sql.Identifier(parse_url(self._catalog_url).username or "…").as_string()
         return f"An examination needs more than the page: GRANT pg_read_all_data TO {role}, on each server"
 

@@ -1,4 +1,4 @@
-"""What the page is told of a reading, as values for JSON: times in seconds since 1970, no 64-bit numbers."""
+"""Conversion of a reading to values for JSON: times in seconds since 1970, no 64-bit numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = dict[str, Any]
 
 
 def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -> Values:
-    """What is true of all of the cluster."""
+    """Return the values of the whole cluster."""
     known = seen.known
     return {
         "version": shardids.__version__,
@@ -43,7 +43,7 @@ def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -
 
 
 def clock_offset_s(seen: Seen) -> float:
-    """How far the nodes' clocks are ahead of this machine's: the median of those that have told theirs.
+    """Return how far the nodes' clocks are ahead of this machine's: the median of those that were read.
 
     The times in IDs are those of the nodes' clocks.
     """
@@ -52,7 +52,7 @@ def clock_offset_s(seen: Seen) -> float:
 
 
 def moves_open(seen: Seen) -> int | None:
-    """How many moves were not over when the catalog last answered; ``None`` if it never did."""
+    """Return the number of open moves in the catalog's last answer; ``None`` if it never answered."""
     return len(seen.known.moves) if seen.known else None
 
 
@@ -69,7 +69,7 @@ def _regions(known: CatalogState) -> list[Values]:
 
 
 def region_of(seen: Seen, shard: int) -> str | None:
-    """The region that a shard belongs to, if it belongs to one."""
+    """Return the region that a shard belongs to, if it belongs to one."""
     regions = seen.known.regions if seen.known else {}
     return next((name for name, shards in regions.items() if shard in shards), None)
 
@@ -106,12 +106,12 @@ def host_of(url: str) -> Values:
 
 
 def told(error: ShardidsError | None) -> str | None:
-    """An error as a line for the page, or None."""
+    """Return an error as a line for the page, or None."""
     return None if error is None else error.in_a_line()
 
 
 def owner_of(seen: Seen, shard: int) -> str | None:
-    """The node that the catalog places a shard on; ``None`` if it lives nowhere now."""
+    """Return the node that the catalog places a shard on; ``None`` if it lives nowhere now."""
     placed = seen.known.placed if seen.known else {}
     return next(
         (node for (node, state), shards in placed.items() if state == "active" and shard in shards), None
@@ -119,7 +119,7 @@ def owner_of(seen: Seen, shard: int) -> str | None:
 
 
 def nodes(seen: Seen) -> list[Values]:
-    """What is known of each node, by name."""
+    """Return the known values of each node, by name."""
     return [_node(node, seen) for _, node in sorted(seen.nodes.items())]
 
 
@@ -162,7 +162,7 @@ def _node(node: SeenNode, seen: Seen) -> Values:
 
 
 def rates(seen: Seen, history: History) -> Values:
-    """The rates of the last hour: of all nodes, and of the first shards."""
+    """Return the rates of the last hour: of all nodes, and of the first shards."""
     points = history.points()
     names = sorted(seen.nodes)
     return {
@@ -203,11 +203,11 @@ def _now(seen: Seen) -> dict[int, float]:
 
 
 def short(value: float) -> float:
-    """A value with a decimal, or without where it is whole: thousands of them are sent."""
+    """Return a value with one decimal, or as an integer if it is whole: thousands of them are sent."""
     rounded = round(value, 1)
     return int(rounded) if rounded == int(rounded) else rounded
 
 
 def rounded(rate: float | None) -> float | None:
-    """The same of a rate that may not be known."""
+    """Return the same of a rate that may not be known."""
     return None if rate is None else short(rate)

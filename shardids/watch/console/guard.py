@@ -1,4 +1,4 @@
-"""Who may ask, and what answers carry: hosts, origins, the token and its cookie, headers."""
+"""Access to the console, and the headers of answers: hosts, origins, the token and its cookie."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ log = logger("console")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What is asked of who asks.
+    """The requirements on a client.
 
     Attributes:
-        names: names of hosts under which the console may be asked for, without ports. Addresses always may:
-            only a name can be made to lead here by somebody else.
-        token: what has to be known; ``None`` if whoever reaches the console may use it.
-        session: what a browser is given for the token; another one each time that the console starts.
-        attempts: who gave wrong tokens.
+        names: accepted host names of the console, without ports. Addresses are always accepted: only a name
+            can be made to lead here by somebody else.
+        token: the token that clients give; ``None`` if all clients that reach the console may use it.
+        session: the cookie that a browser gets for the token; a new one each time that the console starts.
+        attempts: the clients that gave wrong tokens.
     """
 
     names: Collection[str] = ()
@@ -162,7 +162,7 @@ class Access:
 
 
 def cookie_of(scope: Scope) -> str:
-    """The name of the cookie of a request's console: browsers keep one for all ports of a host."""
+    """Return the name of the cookie of a request's console: browsers keep one for all ports of a host."""
     server = scope.get("server")
     return f"{_COOKIE}_{server[1]}" if server else _COOKIE
 
@@ -178,7 +178,7 @@ class TooManyAttempts(Exception):
 
 
 class Guard:
-    """Refuses what is not for this console before anything else sees it, and adds headers to all answers."""
+    """The first handler of requests: it refuses those for other hosts, and adds headers to all answers."""
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:
         self._app = app
@@ -234,7 +234,7 @@ def _is_open_file(path: str) -> bool:
 
 
 def _is_of_the_page(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from this origin, or from no other page."""
+    """Return whether a request comes from this origin, or from no other page."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
@@ -302,7 +302,7 @@ class Login:
 
 
 async def _token_in(request: Request) -> str:
-    """The token that a form or JSON holds; empty if there is none."""
+    """Return the token that a form or JSON holds; an empty string without one."""
     body = (await request.body()).decode("utf-8", "replace")
     if not request.headers.get("content-type", "").startswith("application/json"):
         return parse_qs(body).get("token", [""])[0]

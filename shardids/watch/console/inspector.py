@@ -1,4 +1,4 @@
-"""What IDs tell that somebody pastes: each by itself, all of them together, and the rows that have them."""
+"""Analysis of IDs that a viewer pastes: each by itself, all of them together, and their rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardids.watch.stats.detector import Anomaly, Kind, span
 from shardids.watch.stats.reading import foreign
 
 MOST_SHOWN: Final = 200
-"""How many IDs are told of one by one."""
+"""The most IDs that are described one by one."""
 _MOST_BAD: Final = 50
 _MOST_BARS: Final = 120
 _MOST_SHARDS: Final = 64
@@ -40,28 +40,33 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What the catalog tells of the past: below which number IDs are old, and each shard's moves, oldest
-    first, as the tick above which the target issued IDs and the node that had issued those before."""
+    """The catalog's records of the past: the highest old ID, and each shard's moves, oldest first.
+
+    A move is the last tick of its source, and the source's name: the target issued all IDs above that tick.
+    """
 
     old_ids_below: int | None = None
     moves: Mapping[int, Sequence[tuple[int, str]]]
 
 
 def inspect(written: str, seen: Seen, databases: Databases, *, rows: bool) -> Values:
-    """Tell of the IDs in a text; with ``rows`` it looks for the rows of the first.
+    """Describe the IDs in a text; with ``rows``, look for the rows of the first ones.
 
-    Words without a digit are passed over; all else that is no ID of this layout is told, with the reason.
+    It skips words without a digit, and lists other words that are not IDs of this layout, with the reason.
 
     Raises:
         BadArgument: the text has no ID.
-        ConnectionFailed: the catalog has never answered, so that nothing is known of the layout.
+        ConnectionFailed: the catalog has never answered, so the layout is unknown.
     """
     if seen.known is None:
         raise ConnectionFailed("the catalog has not answered yet, so the layout is not known")
     layout = seen.known.layout
     ids, bad = read(written, layout)
     if not ids.size and not bad:
-        raise BadArgument("there is no ID in the text", hint="Decimal, 0x hex, or 13 characters of base 32.")
+        raise BadArgument(
+            "the text does not contain an ID",
+            hint="Write an ID in decimal, as 0x and hexadecimal digits, or as 13 characters of base 32.",
+        )
     first = [int(one) for one in ids[:MOST_SHOWN]]
     past = _past(databases, {layout.decode(one).shard for one in first})
     looked = look(databases, seen, layout, first, past.old_ids_below) if rows else None
@@ -84,7 +89,7 @@ def inspect(written: str, seen: Seen, databases: Databases, *, rows: bool) -> Va
 
 
 def read(written: str, layout: Layout) -> tuple[Ids, list[tuple[str, str]]]:
-    """Return the IDs of a text in their order, and what is none of this layout, each with the reason."""
+    """Return the IDs of a text in their order, and the words that are not IDs, each with the reason."""
     ids: list[int] = []
     bad: list[tuple[str, str]] = []
     for word in _WORD.findall(written):
@@ -130,7 +135,7 @@ def _told(
 
 
 def bits(id_: int, layout: Layout) -> dict[str, str]:
-    """The bits of an ID by what they stand for, as they are written."""
+    """Return the bits of an ID by their meaning, as they are written."""
     written = f"{id_ & (1 << layout.id_bits) - 1:0{layout.id_bits}b}"
     shard, sequence = layout.time_bits, layout.time_bits + layout.shard_bits
     return {"time": written[:shard], "shard": written[shard:sequence], "sequence": written[sequence:]}
@@ -155,8 +160,10 @@ def _note(id_: int, layout: Layout, seen: Seen, found: Found, now: datetime, *, 
 
 
 def _born_on(decoded: DecodedId, node: str | None, past: Past) -> str | None:
-    """The node that issued an ID: the source of the first move whose target issued only IDs above it, or
-    today's owner."""
+    """Return the node that issued an ID.
+
+    It is the source of the first move whose target issued only IDs above it, or today's owner.
+    """
     tick = (decoded.ms << decoded.layout.sequence_bits) + decoded.sequence
     return next((source for last, source in past.moves.get(decoded.shard, ()) if tick <= last), node)
 
@@ -198,7 +205,7 @@ def _histogram(together: measured.IdStats) -> Values | None:
 
 
 def _left_out(together: measured.IdStats) -> dict[str, int]:
-    """How many IDs the histogram is without: from the future, and far from all others."""
+    """Return the number of IDs outside of the histogram: from the future, and far from all others."""
     far = sum(int(one.value) for one in together.anomalies if one.kind is Kind.OUTSIDE)
     return {"future": together.count - int(together.series.counts.sum()) - far, "far": far}
 
@@ -231,7 +238,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What was found, by ID, and what could not be read, a sentence each."""
+    """The rows found, by ID, and a sentence for each part that could not be read."""
 
     found: Mapping[int, Found]
     unread: Sequence[str]
@@ -283,7 +290,7 @@ def look(
 
 
 class _Question:
-    """Asks a node for the rows of IDs, by shard: three statements, whatever the number of tables."""
+    """The question for the rows of IDs of a node, by shard: three statements for any number of tables."""
 
     def __init__(self, node: str, wanted: Mapping[int, Sequence[int]]) -> None:
         self._what = f'node "{node}"'

@@ -27,13 +27,13 @@ _SHARDS: Final = 'max by (shard) (shardids_shard_ticks_drawn_per_second{{shard=~
 
 
 class Prometheus:
-    """Asks a Prometheus that scrapes ``shardids metrics`` of this cluster.
+    """A client of a Prometheus that scrapes ``shardids metrics`` of this cluster.
 
     Args:
         url: its address, such as ``http://prometheus:9090``; user and password in it are not shown.
 
     Raises:
-        BadArgument: it is no such address.
+        BadArgument: the URL is not an address of this form.
     """
 
     def __init__(self, url: str) -> None:
@@ -44,7 +44,7 @@ class Prometheus:
             raise BadArgument("the address of Prometheus is malformed") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadArgument(
-                "the address of Prometheus is malformed", hint="It looks like this: http://127.0.0.1:9090"
+                "the address of Prometheus is malformed", hint="For example: http://127.0.0.1:9090"
             )
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.shown = urlunsplit(
@@ -73,7 +73,7 @@ class Prometheus:
                     self._error = _reason(error)
                 self._asked = time.monotonic()
             if self._known is None or self._error is not None:
-                raise ConnectionFailed(f"Prometheus at {self.shown} gives no rates: {self._error}")
+                raise ConnectionFailed(f"can't read rates from Prometheus at {self.shown}: {self._error}")
             return self._known
 
     def _ask(self, nodes: Sequence[str], shards: Sequence[int]) -> Values:

@@ -43,7 +43,7 @@ Columns = dict[str, list[Any]]
 
 
 def columns(seen: Seen) -> Columns:
-    """The columns that each reading has: node, state, ticks a second, and lead."""
+    """Return the columns of each reading: node, state, ticks per second, and lead."""
     count = seen.known.shard_count if seen.known else 0
     names = sorted(seen.nodes)
     found: Columns = {
@@ -66,7 +66,7 @@ def columns(seen: Seen) -> Columns:
 
 
 def slow_columns(seen: Seen, facts: SlowFacts, lags: Mapping[int, int]) -> dict[str, Any]:
-    """The columns that are read seldom: size, revision; and the lag of shards that are being moved."""
+    """Return the columns that are read seldom: size, revision; and the lag of shards that are being moved."""
     known = seen.known
     shards = range(known.shard_count if known else 0)
     regions = sorted(known.regions) if known else []
@@ -92,7 +92,7 @@ def slow_columns(seen: Seen, facts: SlowFacts, lags: Mapping[int, int]) -> dict[
 
 
 def state_of(seen: Seen, shard: int) -> str:
-    """The state of a shard where the catalog places it."""
+    """Return the state of a shard on the node where the catalog places it."""
     for (name, placed_as), shards in (seen.known.placed if seen.known else {}).items():
         if shard in shards and name in seen.nodes:
             return _state(shard, placed_as, seen.nodes[name])
@@ -137,9 +137,9 @@ _TABLES: Final = text("""
 
 
 def shard(number: int, seen: Seen, history: History, databases: Databases, facts: SlowFacts) -> Values:
-    """What is known of a shard. What its node or the catalog does not tell now is ``None``: see ``errors``.
+    """Return the known values of a shard. Those that cannot be read now are ``None``: see ``errors``.
 
-    ``last_state`` and ``highest_id`` are of ``read_at``, which is over if not ``is_read``.
+    ``last_state`` and ``highest_id`` are of ``read_at``, and no longer current unless ``is_read``.
 
     Raises:
         UnknownShard: this cluster has no shard of this number.
@@ -149,7 +149,7 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
         raise ConnectionFailed("the catalog has not answered yet")
     if not 0 <= number < seen.known.shard_count:
         raise UnknownShard(
-            f"there is no shard {number} in this cluster",
+            f"shard {number} does not exist in this cluster",
             hint=f"Its shards are 0 to {seen.known.shard_count - 1}.",
         )
     node = owner_of(seen, number)
@@ -181,11 +181,10 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
 
 
 def highest_id(there: Shard, number: int, layout: Layout) -> Values | None:
-    """The ID of the highest tick that an active shard may have used: it has issued none above. ``None`` if it
-    has drawn none singly since it came here.
+    """Return the ID of the highest tick that an active shard may have used; all its IDs are lower or equal.
 
-    The ID itself was issued unless the last draw was a block, or the shard was fenced, or its server crashed
-    since: each of them skips ticks.
+    ``None`` if it has drawn none singly since it came here. The ID itself was issued unless the last draw was
+    a block, or the shard was fenced, or its server crashed since: each of them skips ticks.
     """
     if there.state != "active" or there.offset_ms is None or not there.drawn:
         return None

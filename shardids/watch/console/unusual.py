@@ -1,4 +1,4 @@
-"""What is unusual in the rates of the last hour: the detector of ``watch.stats``, fed with readings."""
+"""Unusual patterns in the rates of the last hour: the detector of ``watch.stats``, fed with readings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Values = dict[str, Any]
 
 
 class Unusual:
-    """What the detector says, once an interval, with the newest reading.
+    """The detector's findings, once per interval, with the newest reading.
 
     Attributes:
         values: for the page; ``looked_s``, how much time was looked at, is ``None`` while it is too short.
@@ -78,9 +78,9 @@ class Unusual:
 
 
 def nodes_of(seen: Seen) -> dict[int, str]:
-    """The node of each shard that issues IDs, as far as is known.
+    """Return the node of each shard that issues IDs, as far as is known.
 
-    What is fenced, moved or missing is told elsewhere: that it is silent is no news.
+    Other parts of the page show fenced, moved and missing shards, so their silence is not reported.
     """
     return {
         shard: name
@@ -94,9 +94,10 @@ def nodes_of(seen: Seen) -> dict[int, str]:
 def series_of_rates(points: Sequence[Point], node_of: Mapping[int, str], interval_s: float) -> Series | None:
     """Return the draws of each shard in whole intervals of the points' time.
 
-    ``None`` if there are fewer than :data:`LEAST_INTERVALS`. Readings that missed a node count nowhere, nor
-    does the first after them, whose rate is a mean over the gap. An interval of which less than half was read
-    gets what is usual of its shard then; shards read in less than half of the intervals are left out.
+    ``None`` if there are fewer than :data:`LEAST_INTERVALS`. Readings that missed a node do not count. The
+    first reading after them does not count either: its rate is a mean over the gap. If less than half of an
+    interval was read, a shard gets its usual value there; shards read in less than half of the intervals are
+    left out.
     """
     length_s = _length_s(interval_s)
     first_s = math.ceil(points[0].time / length_s) * length_s if points else 0
@@ -133,7 +134,7 @@ def series_of_rates(points: Sequence[Point], node_of: Mapping[int, str], interva
 
 
 def _rates(point: Point, shards: npt.NDArray[np.int64]) -> Floats:
-    """The rates of these shards at a point, in their order."""
+    """Return the rates of these shards at a point, in their order."""
     found = np.zeros(1 << 16)
     found[np.asarray(point.shards)] = np.asarray(point.rates)
     return np.asarray(found[shards])
@@ -148,7 +149,7 @@ def _length_s(interval_s: float) -> int:
 
 
 def _filled(series: Series, part: Floats) -> Series | None:
-    """Fill what was not read; ``part`` is how much of each interval was."""
+    """Fill the gaps between readings; ``part`` is the share of each interval that was read."""
     is_known = part >= _LEAST_PART
     kept = is_known.mean(axis=1) >= _LEAST_PART
     if not kept.any():
@@ -163,9 +164,9 @@ def _filled(series: Series, part: Floats) -> Series | None:
 
 
 def breaks_habit(one: Anomaly, series: Series) -> bool:
-    """Whether a burst or a silence is of shards that are steady: an hour tells no habits of others.
+    """Return whether a burst or a silence is of steady shards: an hour is too short to know others' habits.
 
-    They have ticks in half of the intervals, and a silent one in nearly all in which it is not silent.
+    Steady shards have ticks in half of the intervals, and silent ones in nearly all others than the silence.
     """
     if one.kind not in (Kind.BURST, Kind.SILENCE):
         return True
@@ -181,10 +182,10 @@ def breaks_habit(one: Anomaly, series: Series) -> bool:
 
 
 def leads_ms(seen: Seen, node_of: Mapping[int, str], shards: Sequence[int]) -> Floats | None:
-    """Return how far each shard's ticks are ahead of this machine's clock; ``None`` if no node tells.
+    """Return how far each shard's ticks are ahead of this machine's clock; ``None`` if no node was read.
 
     The ticks of an idle shard lag behind its server's clock and follow it with the next draw, so it counts
-    with that clock. A shard of which nothing is known counts as most do.
+    with that clock. An unknown shard counts as most do.
     """
     leads: dict[int, float] = {}
     for shard in shards:
@@ -200,7 +201,7 @@ def leads_ms(seen: Seen, node_of: Mapping[int, str], shards: Sequence[int]) -> F
 
 
 def sentences(found: Iterable[Anomaly], node_of: Mapping[int, str]) -> list[Values]:
-    """What is told of each; the same of many shards of a node is told once, of the one farthest off."""
+    """Return a sentence for each; only one, of the farthest, if many shards of a node have the same."""
     groups: dict[tuple[Kind, str | None], list[Anomaly]] = {}
     for one in found:
         node = None if one.shard is None else node_of.get(one.shard)

@@ -1,4 +1,4 @@
-"""Reads the cluster once an interval, for all who look, and keeps the rates of the last hour."""
+"""Readings of the cluster, once per interval for all viewers, and the rates of the last hour."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shardids.watch.facts.reading import TIMEOUT_S, Asker, CatalogState, NodeAns
 from shardids.watch.metrics.samples import skews
 
 INTERVAL_S: Final = 5.0
-"""How far apart readings are, unless there are many shards."""
+"""The time between readings, unless there are many shards."""
 SHARDS_A_SECOND: Final = 280
-"""How many shards are read a second: it bounds what the nodes spend on it, whatever their number."""
+"""The most shards read per second: it bounds the nodes' work for any number of shards."""
 _SECOND_LOOK_S: Final = 1.0
 _MISSED: Final = 3
 """From so many intervals between readings on, and the time that one may take, the console had stopped."""
@@ -74,7 +74,7 @@ class History:
         incomplete: frozenset[str] = frozenset(),
         unread: Iterable[int] = (),
     ) -> None:
-        """Add what was read at a time."""
+        """Add the rates of a reading."""
         numbers = sorted(shards)
         # This machine's clock was set back: times after now were wrong, and would be out of order.
         while self._points and self._points[-1].time >= time:
@@ -123,17 +123,17 @@ def _place(numbers: array[int], number: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenNode:
-    """What is known of a node.
+    """The known state of a node.
 
     Attributes:
         url: as the catalog has it, without a password.
         up: whether it answered this time, and is that node.
-        error: why not, or not all of it.
-        answer: the newest answer that said what it is; ``None`` if there never was one.
-        answered_at: when that was, in seconds since 1970.
-        read_at: when its shards were read last; of a standby, when it answered.
-        shards: its shards by number, as they were read last; none while it answers without them.
-        per_second: ticks that were drawn from shards a second between the last two readings; ``None`` if it
+        error: why it did not answer, or not completely.
+        answer: the newest answer with its state; ``None`` if it never gave one.
+        answered_at: the time of that answer, in seconds since 1970.
+        read_at: the time of the last reading of its shards; of a standby, of its answer.
+        shards: its shards by number, from their last reading; none while it answers without them.
+        per_second: ticks that were drawn from shards per second between the last two readings; ``None`` if it
             did not answer both.
         skew_s: how far its clock is ahead of the others'.
     """
@@ -152,13 +152,13 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The cluster at one time, and of what did not answer what was known last.
+    """The cluster at one time, with the last known state of parts that did not answer.
 
     Attributes:
         at: in seconds since 1970.
-        known: what the catalog said last; ``None`` if it has never answered.
+        known: the catalog's last answer; ``None`` if it has never answered.
         catalog_error: why it did not answer this time.
-        known_at: when it answered last.
+        known_at: the time of its last answer.
         nodes: by name.
     """
 
@@ -170,11 +170,11 @@ class Seen:
 
 
 class Watcher:
-    """Reads a cluster again and again, in a thread of its own, and tells listeners of each reading.
+    """A thread that reads a cluster repeatedly, and passes each reading to listeners.
 
     Args:
-        catalog_url: the catalog; its user logs in to the nodes, too.
-        interval_s: how far apart readings are, at least. Large clusters are read less often: see
+        catalog_url: the catalog; its user also logs in to the nodes.
+        interval_s: the least time between readings. Large clusters are read less often: see
             :data:`SHARDS_A_SECOND`.
     """
 
@@ -324,7 +324,7 @@ class Watcher:
 
 
 def _with_rate(known: CatalogState, nodes: Mapping[str, SeenNode]) -> set[int]:
-    """The shards whose rate is known, be it 0: their generator was read where they are placed."""
+    """Return the shards whose rate is known, even if 0: their generator was read where they are placed."""
     return {
         shard
         for (name, state), placed in known.placed.items()

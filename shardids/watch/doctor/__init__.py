@@ -1,9 +1,9 @@
-"""Examines a cluster: ``ask`` gathers facts from all nodes at once, checks judge them.
+"""Examination of a cluster: ``ask`` gathers facts from all nodes at once, checks judge them.
 
-Facts are plain records (``facts``). Each check is a pure function of them, in the module
-of what it is about: placement, nodes, generators, tables, leftovers, references, access, contents.
-:func:`examine` changes nothing and installs nothing: what it creates to compare the engine with is temporary
-and rolled back, and left out with a catalog that is read-only.
+Facts are plain records (``facts``). Each check is a pure function of them, in the module of its topic:
+placement, nodes, generators, tables, leftovers, references, access, contents. :func:`examine` changes nothing
+and installs nothing: the objects that it creates for the comparison of the engine are temporary and rolled
+back, and it does not create them with a read-only catalog.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECKS: Final = tuple(
     for one in vars(module).values()
     if isinstance(one, Check)
 )
-"""All checks, by what they are about."""
+"""All checks, by topic."""
 
 AT_A_GLANCE: Final = (
     *(one for one in CHECKS if one in vars(placement).values() and one is not placement.shard_unregistered),
@@ -52,10 +52,10 @@ _WORST_FIRST = list(Severity)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an examination found, the worst first.
+    """The findings of an examination, the worst first.
 
     ``checks`` are the names of the checks that ran, ``skipped`` of those that would have had to write, or to
-    read rows with rights to write; ``seconds`` is how long the examination took.
+    read rows with rights to write; ``seconds`` is the time that the examination took.
     """
 
     facts: ClusterFacts
@@ -66,7 +66,7 @@ class Report:
 
     @property
     def is_well(self) -> bool:
-        """Returns whether nothing is wrong: there are no findings but informational ones."""
+        """Whether nothing is wrong: all findings are informational."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
 
@@ -85,11 +85,11 @@ def examine(
 ) -> Report:
     """Examine a cluster with all checks, or with those of the given names.
 
-    ``keys`` are the columns by whose hash rows are placed; with ``every_row`` all rows of their tables are
+    ``keys`` are the sharding keys, whose hash places rows; with ``every_row`` all rows of their tables are
     read, not a sample. With a read-only catalog all transactions are, and ``engine-changed`` is skipped.
 
     Raises:
-        BadArgument: there is no such check or column, or the column's type cannot be hashed.
+        BadArgument: a check or column does not exist, or the column's type cannot be hashed.
         ConnectionFailed, ClusterConflict: the catalog cannot be read. A node that cannot is a finding.
     """
     begun = time.monotonic()
@@ -133,5 +133,5 @@ def _chosen(names: Collection[str] | None) -> list[Check]:
         return list(CHECKS)
     for name in names:
         if name not in known:
-            raise BadArgument(f"there is no check {name!r}", hint="The checks are: " + ", ".join(known))
+            raise BadArgument(f"check {name!r} does not exist", hint="The checks are: " + ", ".join(known))
     return [check for check in CHECKS if check.name in names]

@@ -1,4 +1,4 @@
-"""Checks of who may do what, and of where unqualified names lead."""
+"""Checks of privileges and owners, and of the objects that unqualified names find."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _too_much(facts: ClusterFacts, more: list[tuple[Right, int]], *, is_recorded
         yield Found(
             what=f'role "{role}" has rights in {named_shards(odd)} that'
             f" {'are not recorded' if is_recorded else 'it lacks in most'}: {_listed_rights(rights)}",
-            to_do=f"Revoke it; if it is meant, grant the same in all shards, and record that: {ACCEPT}",
+            to_do=f"Revoke them; if they are intended, grant them in all shards, and record that: {ACCEPT}",
             commands=_revokes(facts, rights, odd),
             nodes=tuple(sorted({facts.placed[shard].node for shard in odd})),
             shards=odd,
@@ -132,8 +132,8 @@ def _too_little(facts: ClusterFacts, less: list[tuple[Right, int]], *, is_record
         yield Found(
             what=f'role "{role}" lacks rights in {named_shards(odd)} that'
             f" {'are recorded' if is_recorded else 'it has in most'}: {_listed_rights(rights)}",
-            to_do="If the role is to have it, grant it there; else revoke it in all shards, and record that:"
-            f" {ACCEPT}",
+            to_do="If the role should have them, grant them there; else revoke them in all shards, and record"
+            f" that: {ACCEPT}",
             commands=_grants(role, rights, odd),
             nodes=tuple(sorted({facts.placed[shard].node for shard in odd})),
             shards=odd,
@@ -350,8 +350,8 @@ def _strangers(
                 whose.append(f"the schema of {named_shards(shards)}")
             yield Found(
                 what=f'{" and ".join(whose)} {where}: owned by role "{role}", which can drop and'
-                f' replace what is in it; the engine is owned by "{strangers.owner}"',
-                to_do="See what the role has changed there, and give the schema back",
+                f' replace its objects; the engine is owned by "{strangers.owner}"',
+                to_do="Check the schema for changes by the role, and give it back",
                 commands=commands(
                     *(f"alter schema {quoted(one)} owner to {quoted(strangers.owner)};" for one in schemas)
                 ),
@@ -373,8 +373,8 @@ def _strangers(
         else:
             yield Found(
                 what=f'role "{role}" owns {_listed(found)} {where}; the engine is owned by'
-                f' "{strangers.owner}", and commands may run the code of these with its rights',
-                to_do="Read their code, drop them, and repeat the command that makes those that are needed",
+                f' "{strangers.owner}", and commands may run their code with its rights',
+                to_do="Read their code, drop them, and repeat the command that creates the necessary ones",
                 nodes=nodes,
                 shards=tuple(sorted(set(shards))),
                 thing=role,

@@ -1,4 +1,4 @@
-"""What an application is configured with: whether it can be used at all. The part before an examination."""
+"""Validation of an application's configuration: the part before an examination."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLUSTER_OF_NODE: Final = "select cluster::text from shardids.node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What is configured; what is ``None`` is not, and is left out.
+    """The configuration to validate; ``None`` for parts that the application does not have.
 
     Attributes:
         layout: the layout that the application expects.
@@ -39,7 +39,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """One part of the configuration: whether it can be used, what was found, what to do if not."""
+    """One part of the configuration: whether it can be used, the findings, and the next step if not."""
 
     part: str
     usable: bool
@@ -48,7 +48,7 @@ class Validated:
 
 
 def validate(configuration: Configuration) -> list[Validated]:
-    """Return each part that is configured, in the order in which they are needed; change nothing."""
+    """Return each configured part, in the order of their use; change nothing."""
     return list(_validated(configuration))
 
 
@@ -130,7 +130,7 @@ def _models(models: str) -> str:
 
 
 def _holds_ids(column: Column[object]) -> bool:
-    """Whether the column's default is ``next_id()``, or it refers to one whose default is."""
+    """Return whether the column's default is ``next_id()``, or it refers to one whose default is."""
     if isinstance(getattr(column.server_default, "arg", None), next_id):
         return True
     return any(_holds_ids(key.column) for key in column.foreign_keys if key.column is not column)

@@ -15,7 +15,7 @@ from shardids.watch.facts.cluster import ClusterFacts, KindOfShard, Sample
 
 
 def _misplaced(facts: ClusterFacts, said_by: str) -> Iterator[tuple[str, list[Sample]]]:
-    """Return the samples with wrong rows, by node and column."""
+    """Yield the samples with wrong rows, by node and column."""
     for name, node in facts.nodes.items():
         columns: dict[tuple[str, str], list[Sample]] = {}
         for sample in node.samples:
@@ -50,7 +50,7 @@ def row_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
             samples,
             "have IDs of other shards",
             f"To see them, in each of the shards: select * from {table} where shardids.shard_of({column}) <>"
-            " …; of an old ID, shardids id decode tells the shard",
+            " …; for an old ID, shardids id decode shows the shard",
         )
 
 
@@ -66,7 +66,7 @@ def key_in_wrong_shard(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("table-unread", Severity.INFO, remedy="See what the reason says.")
+@check("table-unread", Severity.INFO, remedy="Correct the cause that the reason names.")
 def table_unread(facts: ClusterFacts) -> Iterator[Found]:
     """A table that could not be read."""
     nodes = {
@@ -89,7 +89,7 @@ def table_unread(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'{table}: not looked at in {named_shards(shards)} of node "{name}":'
                 f" {unread[table, shards[0]]}",
-                to_do="Correct what the reason names; the rows of the table were not checked",
+                to_do="Correct the cause; the rows of the table were not checked",
                 nodes=(name,),
                 shards=shards,
                 thing=table,
@@ -141,7 +141,7 @@ def sequence_behind(facts: ClusterFacts) -> Iterator[Found]:
             schemas = [node.shards[shard].schema for shard in shards if shard in node.shards]
             yield Found(
                 what=f'{table}.{column} in {named_shards(shards)} of node "{name}" has values above those of'
-                f" its sequence, {sequence}: the next will come twice, and its insert fail",
+                f" its sequence, {sequence}: its next value exists already, and the INSERT will fail",
                 to_do="Set the sequence past them",
                 commands=on_node(
                     name,
@@ -171,7 +171,7 @@ OF_ROWS: Final = (
 """Names of the checks that need rows."""
 
 
-@check("lookup-unfit", Severity.ERROR, remedy="What the finding says, in every shard.")
+@check("lookup-unfit", Severity.ERROR, remedy="The steps of the finding, in every shard.")
 def lookup_unfit(facts: ClusterFacts) -> Iterator[Found]:
     """A look-up that can't be read, or whose column, index, claims or privileges don't fit any more."""
     for one in facts.lookups:
@@ -200,7 +200,7 @@ def claim_without_row(facts: ClusterFacts) -> Iterator[Found]:
         if one.without_row:
             yield Found(
                 what=f"look-up {one.name}: {one.without_row} of {one.claims} claims read have no row",
-                to_do="Now and then",
+                to_do="Delete them from time to time",
                 commands=in_shell(f"shardids lookup sweep {one.name}"),
                 thing=one.name,
             )
@@ -220,7 +220,7 @@ def lookup_not_ready(facts: ClusterFacts) -> Iterator[Found]:
 
 
 _FIXED = ("per", "lanes")
-"""What can't be changed of a kind."""
+"""The attributes of a kind that can't be changed."""
 _OTHER_KIND = (
     "When it begins again, and whether it has gaps, can't be changed: define another kind in all shards"
 )
@@ -268,7 +268,7 @@ def _parts(definition: KindOfShard) -> Parts:
 
 
 def _difference(own: KindOfShard | None, usual: Parts) -> tuple[tuple[str, str | int, str | int], ...]:
-    """Return what a shard defines in another way; nothing if it does not define it at all."""
+    """Return the attributes that a shard defines differently; none if it does not define the kind at all."""
     if own is None:
         return ()
     return tuple(
@@ -300,7 +300,7 @@ def counter_zone_differs(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'the days of tenant "{tenant}" end in zone {zone} in {named_shards(shards)}, and in'
                 f" {usual} in {named_shards([shard for shard in by_shard if by_shard[shard] == usual])}",
-                to_do="Give it one zone in all of them, this one or the other",
+                to_do="Give it the same zone in all of them",
                 commands=in_shell(
                     *(
                         f"shardids counter zone {shlex.quote(tenant)} {shlex.quote(usual)} --shard {shard}"

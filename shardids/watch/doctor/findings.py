@@ -1,4 +1,4 @@
-"""What a check is, and what it finds."""
+"""Checks and their findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardids.watch.facts.cluster import ClusterFacts
 
 
 class Severity(StrEnum):
-    """How bad a finding is; at ``info`` nothing is wrong."""
+    """The severity of a finding; at ``info`` nothing is wrong."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -73,11 +73,11 @@ def on_node(node: str, *statements: str) -> tuple[Command, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a check returns. ``severity`` is the check's own unless it is given here.
+    """The result of a check. ``severity`` is the check's own unless it is given here.
 
-    ``what`` is a sentence with the figures. ``to_do`` says in words what to do, ``commands`` are what can be
-    pasted for it. ``nodes``, ``shards`` and ``thing`` say where: ``thing`` is an object's name, without the
-    schema if it is the same in several shards.
+    ``what`` is a sentence with the figures. ``to_do`` is the next step in words, ``commands`` are its
+    commands, to paste. ``nodes``, ``shards`` and ``thing`` give the place: ``thing`` is an object's name,
+    without the schema if it is the same in several shards.
     """
 
     what: str
@@ -91,7 +91,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check found, with the check's name: see :class:`Found`."""
+    """A finding, with the check's name: see :class:`Found`."""
 
     check: str
     severity: Severity
@@ -111,7 +111,7 @@ Judge = Callable[[ClusterFacts], Iterable[Found]]
 class Check:
     """A question with a stable name. ``judge`` is pure: facts in, findings out.
 
-    ``finds`` says what it finds, ``remedy`` what is generally to be done about it.
+    ``finds`` describes its findings, ``remedy`` the general remedy for them.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Check:
     judge: Judge
 
     def findings(self, facts: ClusterFacts) -> Iterator[Finding]:
-        """Yield what it finds in a cluster."""
+        """Yield the findings in a cluster."""
         for found in self.judge(facts):
             yield Finding(
                 check=self.name,
@@ -136,7 +136,7 @@ class Check:
 
 
 def check(name: str, severity: Severity, *, remedy: str) -> Callable[[Judge], Check]:
-    """Turn a function into a :class:`Check`; its docstring says what it finds."""
+    """Turn a function into a :class:`Check`; its docstring describes the findings."""
 
     def named(judge: Judge) -> Check:
         finds = " ".join((judge.__doc__ or "").split())

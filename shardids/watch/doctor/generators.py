@@ -52,7 +52,7 @@ def layout_differs(facts: ClusterFacts) -> Iterator[Found]:
                 )
 
 
-@check("engine-revision", Severity.WARNING, remedy="Upgrade what is older: `shardids upgrade`.")
+@check("engine-revision", Severity.WARNING, remedy="Upgrade older objects: `shardids upgrade`.")
 def engine_revision(facts: ClusterFacts) -> Iterator[Found]:
     """The catalog, a node or a shard is at another revision than this shardids would install."""
     if facts.catalog_revisions != (trees.head("catalog"),):
@@ -86,7 +86,7 @@ def _other_revision(
     there = ", ".join(revisions) or "no revision"
     return Found(
         what=f"{where}: at {there}; this shardids installs {trees.head(tree)}",
-        to_do="Run it with the newest shardids of those that use the cluster",
+        to_do="Upgrade with the newest shardids that uses the cluster",
         commands=in_shell("shardids upgrade"),
         nodes=nodes,
         shards=shards,
@@ -192,7 +192,7 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
             if draws.has_drawn and stored_tick < draws.high_water_tick and facts.is_settled(shard, name):
                 yield Found(
                     what=f'shard {shard} of node "{name}" is at tick {stored_tick}, below its high-water'
-                    f" tick, {draws.high_water_tick}: a sequence was set back, and IDs may come twice",
+                    f" tick, {draws.high_water_tick}: a sequence was set back, and IDs may repeat",
                     to_do="Activate it above that tick",
                     commands=in_shell(
                         f"shardids shard activate {shard} --above-tick {draws.high_water_tick}"
@@ -212,7 +212,7 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
                 column = f"{sample.table_name}.{sample.column_name}"
                 yield Found(
                     what=f'{column} of shard {sample.shard} on node "{name}" has ID {sample.newest},'
-                    " beyond the last that its generator issued: it may come twice",
+                    " beyond the last ID of its generator, which may issue it again",
                     to_do="Activate it past that ID",
                     commands=in_shell(f"shardids shard activate {sample.shard} --above-tick {newest_tick}"),
                     nodes=(name,),
@@ -222,7 +222,7 @@ def generator_behind(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _reached(draws: Shard, layout: Layout, clock_tick: int) -> int:
-    """Return a tick that the generator will not issue again, nor any before it."""
+    """Return a tick that the generator has passed: it issues no tick up to it again."""
     reached = _reached_tick(draws, layout)
     # The first draw after an activation goes past the clock.
     return reached if draws.has_drawn else max(reached, clock_tick)
@@ -256,7 +256,7 @@ def clocks_apart(facts: ClusterFacts) -> Iterator[Found]:
             ahead, behind = (other, one) if apart.ahead_s > 0 else (one, other)
             yield Found(
                 what=f'the clock of node "{ahead}" is {apart} ahead of node "{behind}"\'s',
-                to_do="See how both are synchronised, for example with chronyc tracking",
+                to_do="Check the time synchronisation of both, for example with chronyc tracking",
                 nodes=(ahead, behind),
             )
 
@@ -267,7 +267,7 @@ def clocks_apart(facts: ClusterFacts) -> Iterator[Found]:
     remedy="If the clock is right: `shardids node confirm-clock NAME`. Else set it right.",
 )
 def clock_unconfirmed(facts: ClusterFacts) -> Iterator[Found]:
-    """A node's clock is more than `max_step` past all that its shards issued: they refuse to draw."""
+    """A node's clock is more than `max_step` past the last IDs of its shards: `next_id()` fails."""
     for name, node in facts.nodes.items():
         known = [
             (last.clock_ms, reached)
@@ -283,10 +283,10 @@ def clock_unconfirmed(facts: ClusterFacts) -> Iterator[Found]:
             behind_ms = min(behind_ms, known[0][0] - confirmed_ms)
         if behind_ms > node.engine.max_step_ms:
             yield Found(
-                what=f'the clock of node "{name}" is {behind_ms / _DAY_MS:.1f} days past all that its shards'
-                f" issued; more than max_step, {node.engine.max_step_ms / _DAY_MS:.0f} days, is refused"
+                what=f'the clock of node "{name}" is {behind_ms / _DAY_MS:.1f} days past the last IDs of its'
+                f" shards, more than max_step, {node.engine.max_step_ms / _DAY_MS:.0f} days; next_id() fails"
                 " (SI012) until the clock is confirmed",
-                to_do="See whether the clock is right. If so, confirm it, for all shards of the node",
+                to_do="Check the clock. If it is right, confirm it for all shards of the node",
                 commands=in_shell(f"shardids node confirm-clock {name}"),
                 nodes=(name,),
             )
@@ -319,12 +319,12 @@ def skipped_ticks(facts: ClusterFacts) -> Iterator[Found]:
             )
             if shards:
                 yield Found(
-                    what=f"{named_shards(shards)}: {where} lacks ticks of a wrong clock, which would come"
-                    " twice from there"
+                    what=f"{named_shards(shards)}: {where} does not skip the ticks of a wrong clock, so IDs"
+                    " may repeat"
                     if lacking is wanted
-                    else f'{named_shards(shards)}: node "{name}" passes over ticks of a wrong clock; the'
-                    " catalog lacks them, so other nodes may issue them",
-                    to_do="Bring them to the catalog and all nodes",
+                    else f'{named_shards(shards)}: node "{name}" skips the ticks of a wrong clock; the'
+                    " catalog does not record them, so other nodes could issue them",
+                    to_do="Record them in the catalog and on all nodes",
                     commands=in_shell(f"shardids shard reset-clock {shown_shards(shards)} --yes"),
                     nodes=(name,),
                     shards=shards,
@@ -337,16 +337,16 @@ def skipped_ticks(facts: ClusterFacts) -> Iterator[Found]:
     remedy="Make draws quick again: `shardids shard reset-clock N`.",
 )
 def slow_draws(facts: ClusterFacts) -> Iterator[Found]:
-    """A shard has passed over the ticks of a wrong clock, and each draw looks at them still."""
+    """A shard has skipped the ticks of a wrong clock, and each draw still checks them."""
     for name, node in facts.nodes.items():
         shards = tuple(
             sorted(s.shard for s in node.shards.values() if s.is_slow and facts.owns(name, s.shard))
         )
         if shards:
             yield Found(
-                what=f'{named_shards(shards)} of node "{name}" passed over the ticks of a wrong clock;'
-                " next_id() looks at them still",
-                to_do="Let it draw as others do",
+                what=f'{named_shards(shards)} of node "{name}" skipped the ticks of a wrong clock;'
+                " next_id() still checks them",
+                to_do="Remove the check, which slows next_id() down",
                 commands=in_shell(f"shardids shard reset-clock {shown_shards(shards)} --yes"),
                 nodes=(name,),
                 shards=shards,
@@ -356,9 +356,9 @@ def slow_draws(facts: ClusterFacts) -> Iterator[Found]:
 @check(
     "ticks-ahead",
     Severity.WARNING,
-    remedy="Correct the clock, or slow the writer down, or see what issued the ID that led, which a session"
-    " with `after=` went past. Above `max_ahead` draws are refused: bring the shard back with `shardids shard"
-    " reset-clock N`.",
+    remedy="Correct the clock, slow the writer down, or examine the shard that issued an ID from the future,"
+    " which a session with `after=` went past. Above `max_ahead`, `next_id()` fails: bring the shard back"
+    " with `shardids shard reset-clock N`.",
 )
 def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
     """A shard's IDs are more than a minute and six safety margins ahead of its server's clock."""
@@ -379,8 +379,8 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
         if refused:
             yield Found(
                 what=f'{named_shards(refused)} of node "{name}": IDs are up to {_days(max(refused.values()))}'
-                f" ahead of the clock; above max_ahead, {node.engine.max_ahead_ms / 1000:.0f} s, draws are"
-                " refused (SI005)",
+                f" ahead of the clock; above max_ahead, {node.engine.max_ahead_ms / 1000:.0f} s, next_id()"
+                " fails (SI005)",
                 to_do="If the clock was wrong and is right now, bring them back to the present; --dry-run"
                 " shows the range",
                 commands=in_shell(f"shardids shard reset-clock {shown_shards(refused)}"),
@@ -392,11 +392,11 @@ def ticks_ahead(facts: ClusterFacts) -> Iterator[Found]:
             most, limit_ms = max(ahead.values()), node.engine.max_ahead_ms
             yield Found(
                 what=f'{named_shards(ahead)} of node "{name}": IDs are up to {most / 1000:.1f} s ahead of the'
-                f" clock; at {limit_ms / 1000:.0f} s draws are refused",
-                to_do="See whether the server's clock was set back. If it is right, more IDs are drawn than"
-                f" the layout has ({facts.description.layout.sequence_limit * 1000} a second and shard), or"
-                " sessions with after= (advance_past) went past an ID that led: see why the shard or the node"
-                " that issued it did",
+                f" clock; at {limit_ms / 1000:.0f} s next_id() fails",
+                to_do="Check whether the server's clock was set back. If it is right, either more IDs are"
+                f" drawn than the layout has ({facts.description.layout.sequence_limit * 1000} per second and"
+                " shard), or sessions with after= (advance_past) went past an ID from the future: examine the"
+                " shard and the node that issued it",
                 nodes=(name,),
                 shards=tuple(sorted(ahead)),
                 severity=Severity.ERROR if most > limit_ms / 2 else None,
@@ -423,7 +423,7 @@ def tick_rate(facts: ClusterFacts) -> Iterator[Found]:
             drawn = last.drawn - first.drawn
             if seconds > 0 and drawn / seconds > _NEAR_THE_LIMIT * limit:
                 yield Found(
-                    what=f'shard {shard} of node "{name}" drew {drawn / seconds:,.0f} IDs a second in the'
+                    what=f'shard {shard} of node "{name}" drew {drawn / seconds:,.0f} IDs per second in the'
                     f" last {seconds:.1f} s; the layout has {limit:,}",
                     to_do="Spread its writes over more shards",
                     nodes=(name,),

@@ -1,4 +1,4 @@
-"""Checks for what moves, migrations and others leave behind."""
+"""Checks for remains of moves, migrations and others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIB: Final = 1 << 20
 _PREPARED_S: Final = 5.0
 _HELD_S: Final = 5.0
 _TABLE_SLOT: Final = re.compile(r"pg_\d+_sync_\d+_\d+")
-"""The slots with which PostgreSQL's subscriptions copy tables, one each."""
+"""The slots of PostgreSQL's subscriptions for the copy of a table, one per table."""
 
 
 @check("move-interrupted", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
@@ -39,7 +39,7 @@ def move_interrupted(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _left_behind(facts: ClusterFacts, kind: str) -> Iterator[tuple[str, Leftover]]:
-    """Yield what belongs to no open move from or to the node."""
+    """Yield the leftovers that belong to no open move from or to the node."""
     busy = {name for move in facts.moves for name in (move.source, move.target)}
     for name, node in facts.nodes.items():
         for leftover in node.leftovers:
@@ -131,8 +131,8 @@ def shard_lost(facts: ClusterFacts) -> Iterator[Found]:
     for node, shards in grouped(lost).items():
         url = shown_url(parse_url(facts.nodes[node].node.url))
         yield Found(
-            what=f'{named_shards(shards)}: lost with node "{node}", whose new server lacks what it had',
-            to_do="See what is left, then repeat the command with --yes in place of --dry-run; or restore"
+            what=f'{named_shards(shards)}: lost with node "{node}", whose new server does not have the rows',
+            to_do="See the dry run, then repeat the command with --yes in place of --dry-run; or restore"
             f' it on node "{node}" from a backup, activate it there, and repeat it without --accept-loss',
             commands=in_shell(
                 f"shardids node replace {node} --url {shlex.quote(url)} --accept-loss {shown_shards(shards)}"
@@ -189,11 +189,11 @@ def extension_in_shard(facts: ClusterFacts) -> Iterator[Found]:
     for name, extension in _strays(facts, "extension"):
         schema = facts.nodes[name].shards[extension.shard].schema if extension.shard is not None else ""
         yield Found(
-            what=f'extension {extension.name} of node "{name}" is in schema {schema}: dropping that drops it,'
-            " and what uses it in other shards",
+            what=f'extension {extension.name} of node "{name}" is in schema {schema}: dropping the schema'
+            " drops it, and its dependent objects in other shards",
             to_do="Move it to a schema that no shard has"
             if extension.detail
-            else "It cannot be moved: create it again in another schema, with what uses it",
+            else "It cannot be moved: create it again in another schema, with its dependent objects",
             commands=on_node(name, f"alter extension {quoted(extension.name)} set schema public;")
             if extension.detail
             else (),
@@ -204,7 +204,7 @@ def extension_in_shard(facts: ClusterFacts) -> Iterator[Found]:
 
 
 def _gid_of(facts: ClusterFacts, transaction: Stray) -> Gid | None:
-    """Return what a prepared transaction's name says, if it is of this cluster's sessions."""
+    """Return the parts of a prepared transaction's name, if it is of this cluster's sessions."""
     gid = Gid.parse(transaction.name)
     return gid if gid is not None and gid.cluster == facts.description.cluster else None
 
@@ -224,7 +224,7 @@ def in_doubt(facts: ClusterFacts) -> Iterator[Found]:
             what=f"transaction {one} was prepared on {named_nodes(names)} {age_s:,.0f} s ago,"
             f' and has not ended; node "{found[0][1].decider}" decides. Until it ends, its rows are locked,'
             " VACUUM removes no newer rows, and moves and migrations wait",
-            to_do="End it as was decided; roll it back if nothing was",
+            to_do="End it as decided; if nothing was decided, roll it back",
             commands=in_shell("shardids transactions --resolve"),
             nodes=names,
             thing=str(one),
@@ -272,7 +272,7 @@ def lock_held(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'{session} holds the lock of the {whose} of {named_shards(shards)} on node "{name}",'
                 f" {_since(holder)}: {stopped} after 10 s of waiting",
-                to_do="See what the session is doing; if nobody needs it, end it",
+                to_do="Look at the session in pg_stat_activity; if nobody needs it, end it",
                 commands=on_node(name, f"select pg_terminate_backend({pid});"),
                 nodes=(name,),
                 shards=shards,
@@ -288,7 +288,7 @@ def _since(holder: LockHolder) -> str:
 
 
 def _is_forgotten(facts: ClusterFacts, holder: LockHolder) -> bool:
-    """Whether no migration or move can need the lock of the schema: they hold it until they commit."""
+    """Return whether no migration or move can need the lock of the schema: they hold it until they commit."""
     return holder.state != "active" and not facts.is_migrating and holder.shard not in facts.moving
 
 
@@ -303,7 +303,7 @@ def slot_inactive(facts: ClusterFacts) -> Iterator[Found]:
         yield Found(
             what=f'{slot.detail} replication slot {slot.name} of the server of node "{name}" is'
             f" inactive{kept}",
-            to_do="Start its reader; if there is none any more, drop it",
+            to_do="Start its reader; if the reader no longer exists, drop the slot",
             commands=on_node(name, f"select pg_drop_replication_slot({literal(slot.name)});"),
             nodes=(name,),
             thing=slot.name,
@@ -320,8 +320,8 @@ def revision_unfinished(facts: ClusterFacts) -> Iterator[Found]:
     )
     for (name, direction, *revision), shards in grouped(unfinished).items():
         yield Found(
-            what=f'{named_shards(shards)} of node "{name}": revision {"".join(revision)} was interrupted half'
-            f" way {direction}",
+            what=f'{named_shards(shards)} of node "{name}": revision {"".join(revision)} was interrupted on'
+            f" the way {direction}",
             to_do="Finish it",
             commands=in_shell(f"shardids migrate {direction} --shards {shown_shards(shards)}"),
             nodes=(name,),

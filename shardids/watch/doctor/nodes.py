@@ -109,13 +109,13 @@ def _in_database(role: str, setting: str, wanted: str | None) -> str:
 
 @check("node-unrecorded", Severity.INFO, remedy=f"Look at it and record it: `{ACCEPT}`.")
 def node_unrecorded(facts: ClusterFacts) -> Iterator[Found]:
-    """A node without a recorded contract: a change of its settings is not seen."""
+    """A node without a recorded contract: a change of its settings is not detected."""
     names = [name for name, node in facts.nodes.items() if node.contract and name not in facts.contracts]
     if names:
         yield Found(
-            what=f"no contract is recorded of {named_nodes(names)}: changes of settings and extensions are"
-            " not seen",
-            to_do="See whether they are right, and record them",
+            what=f"no contract is recorded for {named_nodes(names)}: changes of settings and extensions are"
+            " not detected",
+            to_do="Check the settings and extensions, and record them",
             commands=in_shell(f"{ACCEPT} --dry-run"),
             nodes=tuple(names),
         )

@@ -1,4 +1,4 @@
-"""Checks of where shards are: the catalog's placement and regions against what the nodes have."""
+"""Checks of the places of shards: the catalog's placement and regions, compared with the nodes' shards."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
                 yield Found(
                     what=f"{url} cannot be read as a node: {node.error.message}",
                     to_do=node.error.hint
-                    or f"If a new, empty node shall take its place: shardids node add {name} --url {url}",
+                    or f"To put a new, empty node in its place: shardids node add {name} --url {url}",
                     nodes=(name,),
                 )
         elif (node.server.name, node.server.cluster) != (name, facts.description.cluster):
@@ -85,14 +85,14 @@ def node_mistaken(facts: ClusterFacts) -> Iterator[Found]:
             )
 
 
-@check("node-unread", Severity.WARNING, remedy="See what the message says, and examine again.")
+@check("node-unread", Severity.WARNING, remedy="Correct the cause that the message names, and examine again.")
 def node_unread(facts: ClusterFacts) -> Iterator[Found]:
     """Not all of a node could be read, so not all of it was checked."""
     for name, node in facts.nodes.items():
         if node.server and (error := node.error) and not isinstance(error, ConnectionFailed):
             is_passing = error.sqlstate in DROPPED_MEANWHILE and (facts.is_migrating or facts.moves)
             yield Found(
-                what=f"not all could be read: {error.message}",
+                what=f"the node could not be read completely: {error.message}",
                 to_do=error.hint or "Examine again, as a role that may read it",
                 nodes=(name,),
                 severity=Severity.INFO if is_passing else None,
@@ -144,7 +144,7 @@ Commands = tuple[Command, ...]
 
 
 def _active_on(facts: ClusterFacts) -> dict[int, Names]:
-    """Return the nodes on which each shard may issue IDs; leave out copies that were not activated."""
+    """Return the nodes where each shard may issue IDs; leave out copies that were not activated."""
     nodes: dict[int, Names] = {}
     for name, node in facts.nodes.items():
         for shard, local in node.states.items():
@@ -154,7 +154,7 @@ def _active_on(facts: ClusterFacts) -> dict[int, Names]:
 
 
 def _settled(facts: ClusterFacts) -> Iterator[tuple[int, str, ShardState | None]]:
-    """Yield every shard whose owner answers and that is not being moved: shard, node, what is there."""
+    """Yield every shard whose owner answers and that is not being moved: shard, node, state there."""
     for shard, placed in facts.placed.items():
         node = facts.nodes[placed.node]
         is_known = node.server is not None and (shard in node.states or node.has_all_states)
@@ -186,7 +186,7 @@ def shard_on_two_nodes(facts: ClusterFacts) -> Iterator[Found]:
 @check(
     "shard-on-no-node",
     Severity.ERROR,
-    remedy="Restore its schema from a backup, and activate it; or give up what is in no copy: `shardids node"
+    remedy="Restore its schema from a backup, and activate it; or accept the loss of its rows: `shardids node"
     " replace`.",
 )
 def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
@@ -204,7 +204,7 @@ def shard_on_no_node(facts: ClusterFacts) -> Iterator[Found]:
             " lost there; not active on any other node that answers",
             to_do=f'Restore the schema on node "{node}" from a backup (docs/how-to/restore-and-upgrade.md),'
             f" then activate the shard there: shardids shard activate {shown_shards(shards)}\n"
-            "Or give up what is in no copy: see what is left, then repeat the command with --yes in place of"
+            "Or accept the loss of rows without a copy: see the dry run, then repeat it with --yes instead of"
             " --dry-run. A shard without any copy is empty then: shardids migrate up",
             commands=in_shell(
                 f"shardids node replace {node} --url {shlex.quote(url)} --accept-loss {shown_shards(shards)}"
@@ -317,7 +317,7 @@ def shard_unregistered(facts: ClusterFacts) -> Iterator[Found]:
                 yield Found(
                     what=f'schema {local.schema} of node "{name}" has a generator, but no row in'
                     " shardids.shard: it was copied here without it",
-                    to_do="If it shall issue IDs here, activate it; if it is not needed, purge it",
+                    to_do="To issue IDs here, activate it; if it is not needed, purge it",
                     commands=in_shell(f"shardids shard activate {local.shard}")
                     if placed and placed.node == name
                     else in_shell(f"shardids shard purge {local.shard} --node {shlex.quote(name)}"),

@@ -29,7 +29,7 @@ def reference_not_followed(facts: ClusterFacts) -> Iterator[Found]:
         if wrong and not there.is_changing:
             yield Found(
                 what=f'node "{node}" does not follow the writer of reference tables: {wrong}',
-                to_do="Remove the reason, and bring it to the writer's rows",
+                to_do="Remove the cause, and copy the writer's rows to it",
                 commands=_REPAIR,
                 nodes=(node,),
             )
@@ -49,7 +49,8 @@ def reference_differs(facts: ClusterFacts) -> Iterator[Found]:
             if original and not {earlier.contents, later.contents} & original[later.name]:
                 shown = "is missing" if later.definition is None else f"has {later.rows} rows"
                 yield Found(
-                    what=f'reference table {later.name} of node "{node}" is not as on the writer: it {shown}',
+                    what=f'reference table {later.name} of node "{node}" differs from the writer\'s:'
+                    f" it {shown}",
                     to_do="If columns differ, run the revisions for the node first. Then repair it",
                     commands=_REPAIR,
                     nodes=(node,),
@@ -65,9 +66,9 @@ def reference_unguarded(facts: ClusterFacts) -> Iterator[Found]:
             if table.definition is not None and not table.is_guarded:
                 yield Found(
                     what=f'reference table {table.name} of node "{node}" lacks trigger shardids_reference,'
-                    " or on the writer shardids_reference_key or shardids_reference_right, which refuse what"
-                    " would make nodes differ",
-                    to_do="Make it again",
+                    " or on the writer shardids_reference_key or shardids_reference_right, which refuse"
+                    " writes that would make nodes differ",
+                    to_do="Create it again",
                     commands=in_shell(f"shardids reference create {table.name}"),
                     nodes=(node,),
                     thing=table.name,
@@ -91,7 +92,7 @@ def reference_writer(facts: ClusterFacts) -> Iterator[Found]:
             )
             yield Found(
                 what=f"{what}: {', '.join(wrong)}",
-                to_do="Let the writer alone take writes",
+                to_do="Let only the writer take writes",
                 commands=_REPAIR,
                 nodes=(node,),
             )
@@ -105,7 +106,7 @@ def reference_lag(facts: ClusterFacts) -> Iterator[Found]:
             yield Found(
                 what=f'node "{facts.references.known.writer}" keeps {slot.kept_bytes / _MIB:,.0f} MiB of its'
                 f' log for node "{node}", which follows its reference tables',
-                to_do="See in that node's log why it does not take the changes",
+                to_do="Look for the cause in the log of that node",
                 nodes=(node,),
             )
 

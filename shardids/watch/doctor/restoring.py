@@ -13,7 +13,7 @@ from shardids.watch.doctor.findings import Command, on_node
 from shardids.watch.facts.cluster import ClusterFacts
 
 Difference = tuple[Thing, str | None, str | None]
-"""An object, its definition as it should be, and in these shards; ``None`` where there is none."""
+"""An object, its recorded definition, and that in these shards; ``None`` if it does not exist there."""
 
 _REFERENCES: Final = re.compile(r"REFERENCES \{shard\}\.(\w+|\"[^\"]+\")")
 _IDENTITY: Final = re.compile(r" ?replica identity (full|nothing|\{shard\}\.\S+)$")

@@ -206,10 +206,10 @@ def revision_edited(facts: ClusterFacts) -> Iterator[Found]:
             everyone = odd | hashes[usual]
             names = tuple(sorted({facts.placed[shard].node for shard in odd}))
             yield Found(
-                what=f"{named_shards(odd)} on {named_nodes(names)} ran another revision {revision} than"
-                f" {named_shards(hashes[usual])}: it was edited in between",
+                what=f"{named_shards(odd)} on {named_nodes(names)} ran another text of revision"
+                f" {revision} than {named_shards(hashes[usual])}: it was edited in between",
                 to_do="Compare the shards (shardids migrate check --all) and make them alike; then record"
-                " that they are as the code's revision makes them",
+                " that they match the code's revision",
                 commands=in_shell(*_stamps(facts, everyone)),
                 nodes=names,
                 shards=tuple(sorted(odd)),
@@ -220,9 +220,9 @@ def revision_edited(facts: ClusterFacts) -> Iterator[Found]:
         names = tuple(sorted(name for one, there in on.items() if one != usual for name in there))
         if names:
             yield Found(
-                what=f"{named_nodes(names)} ran another revision {revision} for the node than"
+                what=f"{named_nodes(names)} ran another text of revision {revision} for the node than"
                 f" {named_nodes(sorted(on[usual]))}: it was edited in between",
-                to_do="Make the nodes alike; then take away what they recorded",
+                to_do="Make the nodes alike; then delete their records of the revision",
                 commands=tuple(command for name in names for command in on_node(name, _FORGET)),
                 nodes=names,
                 thing=revision,
@@ -329,9 +329,9 @@ def schema_unrecorded(facts: ClusterFacts) -> Iterator[Found]:
         there = [shard for shard in shards if shard in having]
         if there and key not in facts.recorded and not facts.is_migrating:
             yield Found(
-                what=f"{named_shards(there)}: no schema is recorded of {key[0] or 'no revision'} on"
-                f" PostgreSQL {key[1]}, so that a change of all shards is not seen",
-                to_do="See whether the schema is right, and record it",
+                what=f"{named_shards(there)}: no schema is recorded for {key[0] or 'no revision'} on"
+                f" PostgreSQL {key[1]}, so a change of all shards is not detected",
+                to_do="Check the schema, and record it",
                 commands=in_shell(f"{ACCEPT} --dry-run"),
                 shards=tuple(there),
                 thing=key[0] or "no revision",
@@ -353,7 +353,7 @@ def unknown_option(facts: ClusterFacts) -> Iterator[Found]:
         yield Found(
             what=f"options of tables or columns that PostgreSQL does not have, in {named_shards(shards)}:"
             f" {', '.join(sorted(found))}",
-            to_do="They are not compared",
+            to_do="Nothing is necessary: shardids does not compare them",
             shards=tuple(shards),
             thing=", ".join(sorted(found)),
         )
@@ -424,13 +424,13 @@ def _without_numbers(definitions: Mapping[int, str | None]) -> dict[int, str | N
 
 
 def _usual(variants: Mapping[int, str | None]) -> str | None:
-    """Return what most shards have; of equally frequent ones, what the first of their shards has."""
+    """Return the variant of most shards; of equally frequent ones, the variant of the first shard."""
     counts = Counter(variants[shard] for shard in sorted(variants))
     return counts.most_common(1)[0][0] if counts else None
 
 
 def _essential(differences: Sequence[Difference]) -> Iterator[Difference]:
-    """Return the differences without those that follow from others, as the columns of a missing table."""
+    """Yield the differences without those that follow from others, as the columns of a missing table."""
     differences = sorted(differences, key=lambda one: (one[0][0] != "table", one[0]))
     things = {thing for thing, *_ in differences}
     gone = {

@@ -1,1 +1,1 @@
-"""What is known of a cluster: one reader of the catalog and the nodes for doctor, metrics and console."""
+"""Facts of a cluster: one reader of the catalog and the nodes for doctor, metrics and console."""

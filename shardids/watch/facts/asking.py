@@ -1,4 +1,4 @@
-"""How the catalog and the nodes are asked: over connections that stay open, with bounded patience."""
+"""Connections to the catalog and the nodes that stay open between questions, with bounded patience."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Server:
         self._free = BoundedSemaphore(at_once)
 
     def asked(self, question: Question[T]) -> Future[T | ShardidsError]:
-        """Ask, and return what will be the answer; whatever goes wrong is the answer."""
+        """Ask, and return the answer as a future; a failure of any kind is an answer."""
         answer: Future[T | ShardidsError] = Future()
         if not self._free.acquire(timeout=1.0):
             answer.set_result(

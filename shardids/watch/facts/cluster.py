@@ -170,10 +170,10 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stray:
-    """Something that is not where it belongs: one row of ``doctor/strays.v1.sql``.
+    """An object in the wrong place: one row of ``doctor/strays.v1.sql``.
 
     ``kind``: ``schema``, ``extension``, ``prepared transaction``, ``slot`` or ``revision``; ``detail`` is
-    what the finding says of it.
+    for the text of the finding.
     """
 
     kind: str
@@ -262,7 +262,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindOfShard:
-    """How a shard defines a kind of numbers: a row of its ``shardids_counter_kind``."""
+    """A shard's definition of a kind of numbers: a row of its ``shardids_counter_kind``."""
 
     shard: int
     kind: str
@@ -276,7 +276,7 @@ class KindOfShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneOfTenant:
-    """The time zone that a tenant has of its own in a shard."""
+    """The time zone of a tenant in a shard."""
 
     shard: int
     tenant: str
@@ -307,7 +307,7 @@ class NodeFacts:
     ``objects`` are those of the shards' schemas, ``recorded`` the hashes of revisions that ran. The shards
     ``in_flux`` were migrated while they were read. ``unread`` are tables that were left out, by name and
     shard, with the reason. ``skips``: why rows were not read at all. ``glance`` is all that a reading of the
-    console knows, in place of what an examination does.
+    console knows, in place of an examination's facts.
     """
 
     node: Node

@@ -70,16 +70,16 @@ T = TypeVar("T", OpenMove, OpenLoss)
 _NAME: Final = "shardids doctor"
 _CONNECT_TIMEOUT_S: Final = 5
 _RATE_INTERVAL_S: Final = 0.5
-"""The shortest time between the two readings from which a shard's ticks per second are computed."""
+"""The shortest time between the two readings that give a shard's ticks per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What to ask in addition.
+    """The optional questions of an examination.
 
-    ``rates``: read the shards' generators twice, at least half a second apart. ``keys``: columns by whose
-    hash rows are placed. ``every_row``: read all rows of their tables, not a sample. ``read_only``: leave out
-    what is to be created for the comparison.
+    ``rates``: read the shards' generators twice, at least half a second apart. ``keys``: sharding keys, whose
+    hash places rows. ``every_row``: read all rows of their tables, not a sample. ``read_only``: leave out
+    comparisons that create objects.
     """
 
     rates: bool = True
@@ -89,7 +89,7 @@ class Wishes:
 
 
 def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
-    """Gather the facts of a cluster. A node that cannot be asked is a fact, too.
+    """Gather the facts of a cluster. A node that cannot be asked is also a fact.
 
     Raises:
         BadArgument: a column of ``wishes.keys`` has a type that cannot be hashed.
@@ -104,7 +104,7 @@ def ask(catalog: Catalog, wishes: Wishes) -> ClusterFacts:
 
 
 def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[CatalogState, CatalogState, ClusterFacts]:
-    """Return what the catalog said before and after, and the facts."""
+    """Return the state of the catalog before and after, and the facts."""
     description = catalog.describe()
     with catalog.engine.connect() as connection:
         before = read_catalog(connection)
@@ -188,7 +188,7 @@ def _ask_node(
     adopted: Adopted,
     regions: Sequence[Region],
 ) -> NodeFacts:
-    """Return what a node says, as far as it answers."""
+    """Return a node's facts, as far as it answers."""
 
     def fields(is_repeated: bool) -> Iterator[dict[str, Any]]:
         with reading_as_reader(engine, f'node "{node.name}"') as reader, engine.connect() as connection:
@@ -210,7 +210,7 @@ def _node_facts(
     adopted: Adopted,
     regions: Sequence[Region],
 ) -> Iterator[dict[str, Any]]:
-    """Fields of :class:`NodeFacts`, as they become known."""
+    """Yield fields of :class:`NodeFacts`, as they become known."""
     yield {"clock": clock.compare(connection)}
     engines = read(connection, "doctor/node.v1", Installation)
     if len(engines) != 1:

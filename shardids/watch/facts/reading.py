@@ -1,4 +1,4 @@
-"""A reading: what the catalog and all nodes answer within a bounded time; and rates between two."""
+"""A reading: the answers of the catalog and all nodes within a bounded time; and rates between two."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from shardids.watch.facts.asking import Question, Server, Servers, T, collect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """What a node says of itself: the row of ``facts/node.v1.sql``.
+    """A node's own state: the row of ``facts/node.v1.sql``.
 
     Attributes:
-        name: the node that it says it is.
-        cluster: the cluster that it says it is of.
+        name: the node's name, as it has it.
+        cluster: the identity of its cluster, as the node has it.
         on_copy: whether its shards refuse to draw on another server, or warn.
-        read_only_source: what set ``default_transaction_read_only``.
-        database: its name there, and ``role`` who asked.
-        max_ahead_s: the lead from which on draws are refused.
+        read_only_source: the source of the setting ``default_transaction_read_only``.
+        database: the database's name, and ``role`` the session's role.
+        max_ahead_s: ``next_id()`` fails at a larger lead.
         safety_margin_s: how far a new incarnation jumps ahead.
         is_standby: whether it is in recovery; then its sequences can't be read.
-        is_writable: whether it takes writes of roles that have no settings of their own.
+        is_writable: whether it takes writes of roles without settings for that.
         connections: sessions in all databases of its server.
         most_connections: ``max_connections`` of its server.
         prepared: by kind, how many transactions are prepared, and for how long the oldest has been, in s.
@@ -75,14 +75,14 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswer:
-    """What a node answered, as far as it did.
+    """A node's answer, as far as it came.
 
     Attributes:
-        seconds: how long it took.
+        seconds: the time until it was complete.
         read_at: when its shards were read, by this machine's monotonic clock, in s.
         error: why not all of it could be read.
         clock: how far its clock is ahead of this machine's.
-        state: what it says of itself.
+        state: its own state.
         shards: its shards, old copies among them, as far as they could be read; ``None`` if none could.
         has_all_shards: whether these are all of them.
         stopped: more of those that have moved away or are broken.
@@ -127,13 +127,13 @@ class OpenLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogState:
-    """What the catalog says: the row of ``facts/catalog.v1.sql``.
+    """The catalog's state: the row of ``facts/catalog.v1.sql``.
 
     Attributes:
         nodes: the nodes' URLs, by name.
-        schema_prefix: what the names of shards' schemas begin with.
+        schema_prefix: the prefix of the names of shards' schemas.
         placed: the shards of a node, by node and by the state of their placement.
-        adoption: what becomes of the adoption that is not over: ``running``, ``paused`` or ``waiting``.
+        adoption: the state of the open adoption: ``running``, ``paused`` or ``waiting``.
         node_regions: the regions of the nodes that have one.
         regions: the shards of each region, also those that are not placed.
         is_migrating: whether a run of the application's migrations is under way.
@@ -187,13 +187,13 @@ class CatalogState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What all of a cluster answered at one time.
+    """The answers of a whole cluster at one time.
 
     Attributes:
-        known: what the catalog said last; ``None`` if it has never answered.
+        known: the catalog's last answer; ``None`` if it has never answered.
         catalog_error: why it did not answer this time.
-        nodes: the answers of the nodes that it named last.
-        seconds: how long all of it took.
+        nodes: the answers of the nodes in the catalog's last answer.
+        seconds: the time of the whole reading.
     """
 
     known: CatalogState | None
@@ -218,10 +218,10 @@ def drawn(before: Shard, after: Shard) -> int:
 
 
 def advanced_ms(before: Shard, after: Shard, layout: Layout) -> int:
-    """Return how far all but single draws took a shard ahead of the clock between two looks, in ms.
+    """Return how far blocks and reservations took a shard ahead of the clock between two looks, in ms.
 
-    Of a shard that leads at both looks, it is what its offset rose by. Of one that leads at the second alone,
-    part of that may have followed the clock: it is what the shard leads by then and did not draw. What the
+    If a shard leads at both looks, this is the rise of its offset. If it leads only at the second one, part
+    of that rise may have followed the clock: then this is the lead without the single draws. A lead that the
     clock has caught up with before the second look is not seen.
     """
     rise_ms = (after.offset_ms or 0) - (before.offset_ms or 0)
@@ -244,10 +244,10 @@ class NodeRates:
     """The rates of a node's shards, from look to look.
 
     Attributes:
-        drawn: how many ticks were drawn since the first look.
+        drawn: the number of ticks that were drawn since the first look.
         advanced_ms: how far the shards were taken ahead since then, all together, in ms.
-        per_second: what was drawn from each shard a second, without those from which nothing was; ``None``
-            before the second look.
+        per_second: the ticks drawn per second from each shard, without idle ones; ``None`` before the second
+            look.
     """
 
     def __init__(self) -> None:
@@ -282,18 +282,18 @@ class NodeRates:
 
 
 TIMEOUT_S: Final = 5.0
-"""How long a reading may take; Prometheus waits 10 s unless it is told otherwise."""
+"""The most time of a reading; Prometheus waits 10 s by default."""
 
 
 class Asker:
-    """Asks a cluster again and again; for one thread at a time.
+    """A reader of a cluster for repeated readings, by one thread at a time.
 
-    It logs in to the nodes as the user of the catalog's URL. Its transactions are read-only. Who does not
-    answer in time is not asked again before the answer has come, or the connection was given up.
+    It logs in to the nodes as the user of the catalog's URL. Its transactions are read-only. It does not ask
+    a late server again before its answer has come, or the connection was given up.
 
     Args:
         catalog_url: the catalog.
-        timeout_s: how long a reading may take, in seconds; half of it is for the catalog.
+        timeout_s: the most time of a reading, in seconds; half of it is for the catalog.
     """
 
     def __init__(self, catalog_url: str | URL, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -305,7 +305,7 @@ class Asker:
         self._known: CatalogState | None = None
 
     def read(self) -> Reading:
-        """Return what the catalog and the nodes answer now. Whoever does not answer is part of it."""
+        """Return the present answers of the catalog and the nodes, also for servers that do not answer."""
         begun = time.monotonic()
         error = self._ask_catalog()
         answers = {} if self._known is None else self._ask_nodes(self._known, begun)
@@ -363,7 +363,7 @@ def _silent(what: str, seconds: float) -> ConnectionFailed:
 
 
 def read_catalog(connection: Connection) -> CatalogState:
-    """Return what the catalog says, in a new transaction.
+    """Return the catalog's state, in a new transaction.
 
     Raises:
         ClusterConflict: it has no cluster.

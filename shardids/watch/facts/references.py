@@ -1,4 +1,4 @@
-"""What nodes say of reference tables, and of how they follow the writer."""
+"""Facts of reference tables on nodes, and of the way that nodes follow the writer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ReferenceOnNode:
 
     @property
     def contents(self) -> tuple[object, ...]:
-        """Returns what is the same on all nodes."""
+        """The parts that are the same on all nodes."""
         return (self.rows, self.digest, self.definition)
 
 
@@ -58,8 +58,8 @@ class ReferenceFacts:
     """Reference tables, in the catalog and on the nodes that answered.
 
     Attributes:
-        known: what the catalog says.
-        is_changing: whether a process is changing it.
+        known: the catalog's records.
+        is_changing: whether a process is changing them.
         slots: by node; ``None`` where the writer has none.
         refused: nodes that were not read for want of a right, or because code of others would have run.
         readings: of each node, two readings of its tables, half a second apart if the first ones differed.

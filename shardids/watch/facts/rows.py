@@ -1,4 +1,4 @@
-"""Reads rows, to see whether they are in the shard that their ID, or the hash of their key, names."""
+"""Readings of rows: whether they are in the shard that their ID, or the hash of their key, names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BYTES: Final = {
     "bytea": sql.SQL("'\\x623a'::bytea || value"),
     "uuid": sql.SQL("'\\x753a'::bytea || uuid_send(value)"),
 }
-"""What is hashed of a key, by its type: see :func:`shardids.catalog.topology.key_hash`."""
+"""The bytes of a key to hash, by its type: see :func:`shardids.catalog.topology.key_hash`."""
 _MISPLACED: Final = sql.SQL("""
     select {table} as table_name, {column} as column_name, 'key' as said_by, {shard} as shard,
            count(*) as rows, count(wrong) as wrong, (min(wrong))[1] as example,
@@ -54,7 +54,7 @@ _MISPLACED: Final = sql.SQL("""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingKey:
-    """A column whose hash decides in which shard a row belongs."""
+    """A column whose hash determines the shard of a row."""
 
     table_name: str
     column_name: str
@@ -107,7 +107,7 @@ def sample_ids(
     *,
     skipped: Sequence[Skipped],
 ) -> Iterator[Sample]:
-    """Samples IDs: some at random, and the newest, those apart that a wrong clock issued."""
+    """Sample IDs: some at random, and the newest, those apart that a wrong clock issued."""
     prefix = description.schema_prefix
     ranges = {
         shard: [one.ids(description.layout) for one in skipped if one.shard == shard]
@@ -387,7 +387,7 @@ Answer = TypeVar("Answer")
 
 
 class Unread:
-    """Reads tables of a node, and keeps those that were left out: by name and shard, the reason.
+    """A reader of a node's tables, which records those that were left out: by name and shard, the reason.
 
     ``retries``: an answer that a table was dropped raises, for the node to be asked again.
     """
@@ -416,7 +416,7 @@ class Unread:
                 yield item, found
 
     def noted(self, table: str, shard: int, answer: Answer | Refused) -> Answer | None:
-        """Return what was read of a table; if it was refused, notes the reason and return ``None``."""
+        """Return the answer for a table; if it was refused, note the reason and return ``None``."""
         if not isinstance(answer, Refused):
             return answer
         if self._retries and answer.sqlstate in DROPPED_MEANWHILE:

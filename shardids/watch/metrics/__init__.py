@@ -1,9 +1,8 @@
-"""What Prometheus is told of a cluster: facts that the catalog and the nodes give when they are asked.
+"""Metrics of a cluster for Prometheus, from answers of the catalog and the nodes at each scrape.
 
-:class:`ClusterCollector` is for a registry of prometheus_client, and needs the
-extra ``ops``. ``asking`` asks, ``samples`` lists every metric
-and makes samples of the answers. Nothing is written on a node, and nothing is added
-to a draw.
+:class:`ClusterCollector` is for a registry of prometheus_client, and needs the extra ``ops``. ``asking``
+asks, ``samples`` lists every metric and makes samples of the answers. They write nothing on a node, and add
+nothing to the cost of ``next_id()``.
 """
 
 from typing import TYPE_CHECKING

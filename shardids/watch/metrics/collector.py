@@ -29,13 +29,13 @@ log = logger("metrics")
 
 
 class ClusterCollector(Collector):
-    """Asks a cluster whenever the registry is collected; safe to share between threads.
+    """A collector that reads a cluster whenever the registry is collected; safe to share between threads.
 
     Args:
-        catalog_url: the catalog. Its user logs in to the nodes, too, with its password or else that of
+        catalog_url: the catalog. Its user also logs in to the nodes, with its password or else that of
             ``PGPASSWORD`` or ``~/.pgpass``.
-        top: how many shards of a node have series of their own, by rate and by lead.
-        timeout_s: how long one reading may take, in seconds.
+        top: the number of shards per node with their own series, by rate and by lead.
+        timeout_s: the most time of one reading, in seconds.
         totals: whether to add up from reading to reading, which a process that reads once can't.
 
     Raises:
@@ -46,9 +46,9 @@ class ClusterCollector(Collector):
         self, catalog_url: str | URL, *, top: int = TOP, timeout_s: float = TIMEOUT_S, totals: bool = True
     ) -> None:
         if not 0 <= top <= MOST_TOP:
-            raise BadArgument(f"{top} shards of a node can't have series", hint=f"0 to {MOST_TOP} can.")
+            raise BadArgument(f"the number of shards with series must be 0 to {MOST_TOP}, not {top}")
         if not 0 < timeout_s <= 60:
-            raise BadArgument(f"a reading can't take up to {timeout_s:g} s", hint="Give up to 60 s.")
+            raise BadArgument(f"the timeout must be above 0 and at most 60 s, not {timeout_s:g}")
         self._asker = Asker(catalog_url, timeout_s=timeout_s)
         self._top = top
         self._totals = totals

@@ -1,4 +1,4 @@
-"""Every metric, and samples of what a cluster answered."""
+"""Every metric, and samples of a cluster's answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardids.catalog.shards import Shard, ShardState
 from shardids.watch.facts.reading import CatalogState, NodeAnswer, NodeRates, NodeState, Reading
 
 TOP: Final = 20
-"""How many shards of a node have series of their own, by rate and by lead."""
+"""The number of shards per node with their own series, by rate and by lead."""
 MOST_TOP: Final = 200
 """With this many, a node has fewer than 500 series."""
 _COUNTER_END: Final = 2**63 - 1
@@ -35,10 +35,10 @@ def samples(reading: Reading, rates: Mapping[str, NodeRates], *, top: int, total
     """Yield the samples of a reading, those of one metric not always together.
 
     Args:
-        reading: what the cluster answered.
+        reading: the cluster's answers.
         rates: the rates of the nodes, by name.
-        top: how many shards of a node have series of their own, by rate and by lead.
-        totals: whether to yield counters, which mean something only to who asks more than once.
+        top: the number of shards per node with their own series, by rate and by lead.
+        totals: whether to yield counters, which only a process with several readings has.
     """
     yield Sample("shardids_scrape_seconds", reading.seconds)
     yield Sample("shardids_catalog_up", reading.catalog_error is None)
@@ -205,96 +205,108 @@ METRICS: Final = {
     metric.name: metric
     for metric in (
         # The cluster.
-        _of("shardids_scrape_seconds", (), "How long it took to ask the catalog and all nodes."),
+        _of("shardids_scrape_seconds", (), "Time that the catalog and all nodes took to answer."),
         _of("shardids_catalog_up", (), "Whether the catalog answered."),
-        _of("shardids_catalog_version", (), "The version of the placement, which grows with each change."),
+        _of("shardids_catalog_version", (), "Version of the placement, which grows with each change."),
         _of("shardids_catalog_shards", _STATE, "Shards that the catalog places on the node, by state."),
         _of(
             "shardids_shards_outside_region",
             _NODE,
-            "Shards that the catalog places on the node, and that are not of its region.",
+            "Shards that the catalog places on the node although they are not of its region.",
         ),
         _of("shardids_region_shards", ("region",), "Shards of the region that have a node."),
         _of("shardids_node_region", ("node", "region"), "1 for each node that has a region."),
         _of("shardids_layout_seconds_left", (), "Time until the layout has no more IDs."),
-        _of(
-            "shardids_shard_ticks_per_second_limit", (), "Ticks that the layout has for a shard each second."
-        ),
-        _of("shardids_moves", ("state",), "Moves that are not over, by whether a process works at them."),
-        _of("shardids_move_oldest_seconds", (), "Time since the oldest of these moves was begun."),
+        _of("shardids_shard_ticks_per_second_limit", (), "Ticks per second that the layout gives a shard."),
+        _of("shardids_moves", ("state",), "Open moves, by whether a process works on them."),
+        _of("shardids_move_oldest_seconds", (), "Time since the oldest open move began."),
         _of(
             "shardids_shards_on_two_nodes",
             (),
-            "Shards that issue IDs on more than one node, so that IDs may come twice: 0 if all is well.",
+            "Shards that issue IDs on more than one node, so that IDs may repeat: 0 in a healthy cluster.",
         ),
-        _of("shardids_adoptions", ("state",), "Adoptions that are not over, by state."),
+        _of("shardids_adoptions", ("state",), "Open adoptions, by state."),
         # A node.
         _of("shardids_node_up", _NODE, "Whether the node answered, and is that node."),
-        _of("shardids_node_complete", _NODE, "Whether all of the node could be read."),
-        _of("shardids_node_scrape_seconds", _NODE, "How long it took to ask the node."),
+        _of("shardids_node_complete", _NODE, "Whether the node could be read completely."),
+        _of("shardids_node_scrape_seconds", _NODE, "Time that the node took to answer."),
         _of(
             "shardids_node_writable",
             _NODE,
-            "Whether the node takes writes: no standby, nor read-only by default.",
+            "Whether the node takes writes: it is not a standby, and not read-only by default.",
         ),
         _of(
             "shardids_ticks_drawn_total",
             _NODE,
-            "Ticks drawn one by one from the node's shards since this began to ask: one an ID, two if late.",
+            "Ticks drawn singly from the node's shards since the exporter began: one or two per ID.",
         ),
         _of(
             "shardids_ticks_drawn_per_second",
             _NODE,
-            "Ticks that are drawn one by one from the node's shards a second: no blocks.",
+            "Ticks drawn singly from the node's shards per second, without blocks.",
         ),
         _of(
             "shardids_shard_ticks_drawn_per_second_max",
             _NODE,
-            "Ticks that are drawn one by one from the quickest of them a second.",
+            "Ticks drawn singly per second from the busiest shard of the node.",
         ),
         _of(
             "shardids_advanced_seconds_total",
             _NODE,
-            "Time that blocks, after= and restarts took the node's shards ahead of the clock, all together.",
+            "Total time that blocks, after= and restarts moved the node's shards ahead of the clock.",
         ),
         _of("shardids_shards", _STATE, "Shards on the node, by state."),
         _of(
             "shardids_stopped_shards",
             _NODE,
-            "Shards that the catalog places here, that are not being moved, and that issue no IDs.",
+            "Shards that should issue IDs on the node and do not, without those that are being moved.",
         ),
-        _of("shardids_lead_max_seconds", _NODE, "How far the foremost shard is ahead of the clock."),
+        _of("shardids_lead_max_seconds", _NODE, "Largest lead of a shard over its server's clock."),
         _of(
             "shardids_lag_max_seconds",
             _NODE,
-            "How far the hindmost shard is behind the clock: idle ones are.",
+            "Largest lag of a shard behind its server's clock; idle shards lag.",
         ),
-        _of("shardids_max_ahead_seconds", _NODE, "The lead from which on draws are refused."),
-        _of("shardids_safety_margin_seconds", _NODE, "How far shards jump ahead after a restart, at least."),
-        _of("shardids_sequence_left_ratio", _NODE, "What is left of the sequence that was drawn from most."),
-        _of("shardids_clock_offset_seconds", _NODE, "How far the node's clock is ahead of this machine's."),
-        _of("shardids_clock_error_seconds", _NODE, "How far off that may be: half of a round trip."),
-        _of("shardids_clock_skew_seconds", _NODE, "How far the node's clock is ahead of the other nodes'."),
+        _of("shardids_max_ahead_seconds", _NODE, "next_id() fails at a lead larger than this."),
+        _of("shardids_safety_margin_seconds", _NODE, "Least jump of shards ahead after a restart."),
+        _of("shardids_sequence_left_ratio", _NODE, "Unused share of the most used sequence."),
+        _of("shardids_clock_offset_seconds", _NODE, "Lead of the node's clock over the exporter's."),
+        _of("shardids_clock_error_seconds", _NODE, "Error of that lead: half of a round trip."),
+        _of("shardids_clock_skew_seconds", _NODE, "Lead of the node's clock over the other nodes'."),
         _of("shardids_connections", _NODE, "Sessions in the databases of the node's server."),
-        _of("shardids_connections_limit", _NODE, "The setting max_connections of that server."),
-        _of("shardids_prepared_transactions", _KIND, "Prepared transactions, by who prepared them."),
-        _of("shardids_prepared_oldest_seconds", _KIND, "Time since the oldest of them was prepared."),
-        _of("shardids_replication_slots", _KIND, "Replication slots, by what they are for."),
+        _of("shardids_connections_limit", _NODE, "Setting max_connections of that server."),
+        _of("shardids_prepared_transactions", _KIND, "Prepared transactions, by origin."),
         _of(
-            "shardids_replication_slots_lost", _KIND, "Those of them whose log was removed, or soon will be."
+            "shardids_prepared_oldest_seconds",
+            _KIND,
+            "Time since the oldest prepared transaction was prepared.",
         ),
-        _of("shardids_replication_lag_bytes", _KIND, "Log that the slot farthest behind has not confirmed."),
-        _of("shardids_replication_kept_bytes", _KIND, "Log that the server keeps for one of them, at most."),
-        _of("shardids_subscriptions", _KIND, "Subscriptions, by what they are for."),
-        _of("shardids_subscriptions_stopped", _KIND, "Those of them that no worker serves."),
-        _of("shardids_subscription_silent_seconds", _KIND, "Time since one of them heard of its publisher."),
+        _of("shardids_replication_slots", _KIND, "Replication slots, by purpose."),
+        _of(
+            "shardids_replication_slots_lost",
+            _KIND,
+            "Replication slots whose log was removed, or soon will be.",
+        ),
+        _of("shardids_replication_lag_bytes", _KIND, "Unconfirmed log of the slot that is farthest behind."),
+        _of("shardids_replication_kept_bytes", _KIND, "Most log that the server keeps for one slot."),
+        _of("shardids_subscriptions", _KIND, "Subscriptions, by purpose."),
+        _of("shardids_subscriptions_stopped", _KIND, "Subscriptions without a worker."),
+        _of(
+            "shardids_subscription_silent_seconds",
+            _KIND,
+            "Longest time since a subscription last heard from its publisher.",
+        ),
         # The shards that are first in something.
         _of(
             "shardids_shard_ticks_drawn_per_second",
             _SHARD,
-            "Ticks that are drawn one by one from the shard a second: the quickest shards.",
+            "Ticks drawn singly per second from the shard; only the busiest shards.",
         ),
-        _of("shardids_shard_lead_seconds", _SHARD, "How far the shard is ahead of the clock: the foremost."),
+        _of(
+            "shardids_shard_lead_seconds",
+            _SHARD,
+            "Lead of the shard over the clock; only the shards farthest ahead.",
+        ),
     )
 }
-"""All metrics by name, in the order in which they are shown."""
+"""All metrics by name, in the order of their output."""

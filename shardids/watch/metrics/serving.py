@@ -1,4 +1,4 @@
-"""Serves the metrics over HTTP, or writes them to a file."""
+"""Output of the metrics, over HTTP or to a file."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def write(collector: ClusterCollector, path: Path) -> None:
     Rates need two looks, so this takes half a second and more.
 
     Raises:
-        BadArgument: something is there that is no file, such as a device or a link to one.
-        ShardidsError: the system refuses to write; what was there stays as it was.
+        BadArgument: the path exists and is not a regular file, such as a device or a link to one.
+        ShardidsError: the system refuses to write; the file stays as it was.
     """
     if path.exists() and not path.is_file():
-        raise BadArgument(f"{path} is no file to be replaced", hint="Give the name of one: FILE.prom")
+        raise BadArgument(f"{path} is not a regular file", hint="Give the name of a file: FILE.prom")
     _look_before(collector)
     try:
         write_to_textfile(str(path), _registry(collector))
@@ -112,7 +112,7 @@ def write(collector: ClusterCollector, path: Path) -> None:
         # The system names the other file, which is gone, or none at all.
         raise ShardidsError(
             f"can't write {path}: {error.strerror or error}",
-            hint="Its folder has to exist, to have room, and to take new files of this user.",
+            hint="Check that its folder exists, has free space, and is writable by this user.",
         ) from error
 
 

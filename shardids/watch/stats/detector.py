@@ -54,23 +54,22 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """From where on the detector speaks. Each rule asks that all of its bounds are passed.
+    """The bounds of the detector. A rule reports an anomaly that passes all of the rule's bounds.
 
     Attributes:
-        chance: how probable one false alarm by chance is at most, a rule and a call. It is divided by how
-            many places the rule looks at (Bonferroni).
-        ratio: how many times the usual a hot shard and a burst are. Three times is more than the shares of
-            shards differ by the hash of a key, and more than a quarter of a day changes a load.
-        least_ids: how many IDs a burst has at least, and a shard that is said to be silent: fewer tell
-            nothing of what is usual.
-        deviations: how many deviations from the median; 1.4826 median absolute deviations are one, as in a
-            normal distribution. Six are passed by two of a thousand million.
+        chance: the highest probability of one false alarm by chance, per rule and call. It is divided by the
+            number of places that the rule looks at (Bonferroni).
+        ratio: the factor over the usual of a hot shard and a burst. Three is more than the difference of
+            shards' shares by the hash of a key, and more than the change of a load in a quarter of a day.
+        least_ids: the fewest IDs of a burst, and of a silent shard: fewer do not show its usual rate.
+        deviations: deviations from the median; 1.4826 median absolute deviations are one, as in a normal
+            distribution. Two of a thousand million values pass six.
         clock_ms: how far a shard's clock is from the others'. The generator itself differs by up to 16 ms
             ahead and 100 ms behind.
-        clock_ids: how many IDs in a row, of one shard, say so.
+        clock_ids: the fewest IDs in a row, of one shard, that show it.
         future_ms: how far an ID is ahead of now. The usual draw goes up to a minute ahead.
-        sequence_share: how much of a shard's IDs a second are used in its busiest interval.
-        layout_years: how many years the layout's time lasts.
+        sequence_share: the used share of a shard's IDs per second in its busiest interval.
+        layout_years: the years that the layout's time lasts.
     """
 
     chance: float = 1e-3
@@ -281,7 +280,7 @@ def _silences(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
 
 
 def _longest_gaps(used: npt.NDArray[np.intp], so_far: Floats, end: int) -> Iterator[tuple[int, int, float]]:
-    """The two gaps with most of the others' IDs, if they are twice as large as any third."""
+    """Yield the two gaps with most of the others' IDs, if they are twice as large as any third."""
     after = np.r_[used[1:], end]
     others = so_far[after] - so_far[used + 1]
     order = np.argsort(others)[::-1]
@@ -305,7 +304,7 @@ def _silence(series: Series, first: int, after: int, shard: int | None, expected
 
 
 def _of_all(series: Series, bounds: Thresholds) -> Iterator[Anomaly]:
-    """Bursts and silences of all shards together, against the intervals around."""
+    """Yield bursts and silences of all shards together, against the intervals around."""
     of_all = series.counts.sum(axis=0).astype(np.float64)
     if of_all.size < _AROUND:
         return

@@ -57,7 +57,7 @@ class ByShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IdStats:
-    """What many IDs tell together; :func:`of` makes it.
+    """Statistics of many IDs; :func:`of` makes them.
 
     Attributes:
         count: IDs that the layout can tell about, duplicates included. ``old`` are those from before the
@@ -168,7 +168,7 @@ _MS: Final = time_of(1) - time_of(0)
 
 
 def _rows(shard: npt.NDArray[np.int32], layout: Layout) -> tuple[Integers, npt.NDArray[np.intp]]:
-    """The shards that occur, and the place of each ID's shard among them."""
+    """Return the shards that occur, and the place of each ID's shard among them."""
     occurs = np.zeros(layout.shard_limit, bool)
     occurs[shard] = True
     place = np.cumsum(occurs) - 1
@@ -219,7 +219,7 @@ def _first_at(values: Integers, start: npt.NDArray[np.intp], count: Integers) ->
 
 
 def _longest(goes_on: npt.NDArray[np.bool_], start: npt.NDArray[np.intp]) -> Integers:
-    """The most elements in a row, in each group, that each go on what is before."""
+    """Return the longest run, in each group, of elements that each continue the one before."""
     if not start.size:
         return np.empty(0, np.int64)
     begins = ~goes_on
@@ -230,7 +230,7 @@ def _longest(goes_on: npt.NDArray[np.bool_], start: npt.NDArray[np.intp]) -> Int
 
 
 def _outside(ordered: Integers, first_ms: int, last_ms: int) -> Iterator[Anomaly]:
-    """IDs that the series is without, before it and after it."""
+    """Yield the IDs outside of the series, before it and after it."""
     before, after = np.searchsorted(ordered, first_ms), np.searchsorted(ordered, last_ms, "right")
     for far, where in ((ordered[:before], "before"), (ordered[after:], "after")):
         if far.size:
@@ -261,7 +261,7 @@ def _future(shards: ByShard, now_ms: int, bounds: Thresholds) -> Iterator[Anomal
 def _jumps(
     numbers: Integers, row: npt.NDArray[np.intp], ms: Integers, bounds: Thresholds
 ) -> Iterator[Anomaly]:
-    """Shards with several IDs in a row among others of another time."""
+    """Yield shards with several IDs in a row among others of another time."""
     off = against_neighbours(ms)
     bound = max(bounds.clock_ms, bounds.deviations * NORMAL * float(np.median(np.abs(off))))
     side = np.where(off > bound, 1, np.where(off < -bound, -1, 0))

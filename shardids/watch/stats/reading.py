@@ -1,4 +1,4 @@
-"""Reads IDs from text or a query, a million in a fraction of a second, and names each other line."""
+"""IDs read from text or a query, a million in a fraction of a second, with all lines that are not IDs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ReadIds:
 
 
 def read_ids(file: IO[bytes], *, column: str | None = None, delimiter: str = ",") -> ReadIds:
-    """Read IDs, one a line, or a column of a CSV file whose first line names its columns.
+    """Read IDs, one per line, or a column of a CSV file whose first line names its columns.
 
     An ID is written in any form that :func:`shardids.ids.parse_id` reads. Empty lines are skipped.
 
@@ -173,7 +173,7 @@ def _joined(parts: list[Ids]) -> Ids:
 
 @contextmanager
 def answer(url: str, query: str) -> Iterator[IO[bytes]]:
-    """Yield a file with the rows of a query, one a line, as COPY writes them. The query may only read.
+    """Yield a file with the rows of a query, one per line, as COPY writes them. The query may only read.
 
     Raises:
         BadArgument: the URL is not one of PostgreSQL, or the query is empty or has not one column.
@@ -194,7 +194,7 @@ def answer(url: str, query: str) -> Iterator[IO[bytes]]:
             ):
                 columns = rows.cursor.pgresult.nfields if rows.cursor.pgresult else 1
                 if columns != 1:
-                    raise BadArgument(f"the query has {columns} columns", hint="Ask only for the IDs.")
+                    raise BadArgument(f"the query has {columns} columns", hint="Select only the IDs.")
                 for row in rows:
                     file.write(row)
         except psycopg.Error as error:

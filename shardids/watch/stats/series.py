@@ -126,7 +126,7 @@ def series_of(
 
 
 def _batch(windows: Integers, row: npt.NDArray[np.intp], rows: int) -> Floats:
-    """The mean over each row's IDs of how many are in an ID's window; 1 where there are none."""
+    """Return the mean over each row's IDs of how many are in an ID's window; 1 for a row without IDs."""
     many = int(windows.max(initial=0)) + 1
     at, sizes = np.unique(row * many + windows, return_counts=True)
     count, squares = (np.bincount(at // many, sizes.astype(float) ** power, rows) for power in (1, 2))

@@ -125,12 +125,12 @@ function details(answer, state, age) {
       h("p", { class: "soft small" }, `${local(highest.time)}, ${ago(live.nowOfIds() - highest.time)}. It had issued none above this one when it was read, ${ago(live.age(answer.read_at))}.`))
       : h("p", { class: "empty" }, answer.is_read ? "None is known: it has drawn none singly since it came here, or it is not active." : "Not known: the shard was not read."),
     h("h3", null, "Tables"),
-    !answer.tables ? h("p", { class: "empty" }, "Not known: the shard's node does not tell them now.")
+    !answer.tables ? h("p", { class: "empty" }, "Not known: the shard's node can't be read now.")
       : answer.tables.length ? table("Tables", TABLES, answer.tables.map((/** @type {any} */ one) => cells(TABLES, [h("span", { class: "name", title: one.name }, one.name),
         one.rows_estimate === null || one.rows_estimate < 0 ? UNKNOWN : count(one.rows_estimate), bytes(one.size_bytes)])))
       : h("p", { class: "empty" }, WRONG[state] ? "None was found." : ["It has no tables. They come with ", h("code", null, "shardids migrate"), "."]),
     h("h3", null, "Moves"),
-    !answer.moves ? h("p", { class: "empty" }, "Not known: the catalog does not tell them now.")
+    !answer.moves ? h("p", { class: "empty" }, "Not known: the catalog can't be read now.")
       : answer.moves.length ? table("Moves", MOVES, answer.moves.map((/** @type {any} */ move) => cells(MOVES, [move.from, move.to, minute(move.started),
         move.done ? move.state : `${move.state}, at ${move.step}`])))
       : h("p", { class: "empty" }, "It was never moved."),
