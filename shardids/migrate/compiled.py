@@ -49,7 +49,7 @@ _BEGIN, _COMMIT = object(), object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """SQL that is sent in one message: in a transaction of its own, or one statement outside any."""
+    """SQL that is sent in one message: in one transaction, or one statement outside any."""
 
     sql: str
     in_transaction: bool
@@ -77,7 +77,7 @@ class Stage:
 class Compiled:
     """A route and how it runs.
 
-    A shard at its start is sent the ``preface``, which creates the version table where there is none, then
+    A shard at its start is sent the ``preface``, which creates the version table where it is missing, then
     the ``stages``; ``sql`` is all of it as one text if ``way`` is ``sql``. ``reason`` says why the route
     needs Alembic, if it does. ``remedy`` is the hint for a shard that is half way through something else.
     """
@@ -100,7 +100,7 @@ class NeedsConnection(Exception):
 
 
 class _Recorder(PostgresqlImpl):
-    """Records statements, and refuses what needs an answer from the database."""
+    """A recorder of statements, which refuses those that need an answer from the database."""
 
     def __init__(self, migration: MigrationContext) -> None:
         # Types such as Enum ask for a connection; it writes their DDL to this object, too.
@@ -246,7 +246,7 @@ class Compiler:
         self._made: dict[Route, Compiled] = {}
 
     def compile(self, route: Route) -> Compiled:
-        """Return the SQL of a route, or why there is none."""
+        """Return the SQL of a route, or the reason why it has no SQL."""
         if route not in self._made:
             self._made[route] = self._compile(route)
         return self._made[route]

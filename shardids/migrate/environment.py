@@ -59,7 +59,7 @@ class _Row:
 
 
 def hash_of_file(path: Path) -> str | None:
-    """Return the hash of a revision's file; ``None`` if there is no source."""
+    """Return the hash of a revision's file; ``None`` without a source file."""
     return hash_of_source(path.read_text(encoding="utf-8")) if path.suffix == ".py" else None
 
 
@@ -95,7 +95,7 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _words(node: object) -> Iterator[str]:
-    """Yield what a part of a syntax tree consists of; ``ast.dump`` differs between versions of Python."""
+    """Yield the parts of a syntax tree's node; ``ast.dump`` differs between versions of Python."""
     if isinstance(node, list):
         yield "["
         for item in node:
@@ -152,7 +152,7 @@ def recorder(version_table: str, hash_of: Callable[[str], str | None]) -> Callab
 
 
 def read_recorded(connection: Connection) -> list[Recorded]:
-    """Read what a node and its shards have recorded; the connection is as for ``catalog.queries.read``."""
+    """Read the records of a node and its shards; the connection is as for ``catalog.queries.read``."""
     return [
         Recorded(hashes=_parsed(row.hashes), shards=tuple(row.shards or ()))
         for row in read(connection, "migrate/hashes.v1", _Row)
@@ -173,7 +173,7 @@ VERSION_TABLE = "alembic_version"
 NODE_BRANCH: Final = "node"
 """The label of the branch whose revisions run once on each node."""
 ONE_AT_A_TIME = Lock()
-"""Alembic keeps the running environment in module globals: whoever runs one holds this lock."""
+"""Alembic keeps the running environment in module globals: a thread that runs one holds this lock."""
 Direction = Literal["up", "down"]
 Work = Callable[[Heads, MigrationContext], Iterable[RevisionStep]]
 """Runs inside the environment: takes the revisions in the version table, returns the steps to run."""
@@ -187,7 +187,7 @@ class Environment:
     Args:
         config: Alembic's configuration, with its ``script_location``.
         version_table: name of the version table, in each shard's schema or in the shared one.
-        body: what is run in place of ``env.py``.
+        body: the code that runs in place of ``env.py``.
         is_of_nodes: whether this is the node's branch.
 
     Raises:
@@ -220,7 +220,7 @@ class Environment:
         """
         if not (folder / "env.py").is_file():
             raise BadArgument(
-                f"{folder} holds no migrations: there is no env.py",
+                f"{folder} holds no migrations: env.py is missing",
                 hint="Name their folder with --dir. To create it: shardids migrate init DIR --models …",
             )
         config = Config(output_buffer=io.StringIO(), stdout=io.StringIO(), cmd_opts=Namespace(quiet=True))
@@ -247,7 +247,7 @@ class Environment:
         """Return a revision by its full name.
 
         Raises:
-            BadArgument: there is none of that name.
+            BadArgument: no revision has that name.
         """
         with _errors_as_ours():
             found = self.script.get_revision(revision)
@@ -287,7 +287,7 @@ class Environment:
         """Return the newest revision.
 
         Raises:
-            BadArgument: there is none, or there are several.
+            BadArgument: the script has no head, or several.
         """
         if not self.heads:
             raise BadArgument(
@@ -302,7 +302,7 @@ class Environment:
         return self.heads[0]
 
     def steps(self, start: Start, target: str, direction: Direction) -> list[RevisionStep]:
-        """Return the steps from a starting point to a target, in the order in which they run.
+        """Return the steps from a starting point to a target, in the order of their run.
 
         Raises:
             BadArgument: no way leads there.

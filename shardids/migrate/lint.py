@@ -1,8 +1,8 @@
 """Checks revisions before they run for what changes a whole node and, with squawk, for what blocks.
 
-What a shard's revision creates belongs to the shard, and is moved or dropped with it: an extension in a
-shard's schema would be dropped with the shard, and so would the columns and constraints of all other shards
-that use it.
+The objects that a shard's revision creates belong to the shard, and are moved or dropped with it: an
+extension in a shard's schema would be dropped with the shard, and so would the columns and constraints of
+all other shards that use it.
 """
 
 from __future__ import annotations

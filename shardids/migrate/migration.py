@@ -79,7 +79,7 @@ class PreparedRun:
         return not (self.plan.pending or self.refused or self.nodes)
 
     def compiled(self) -> list[Compiled]:
-        """Compile what will run, once for each starting point that has something to do."""
+        """Compile the statements to run, once for each starting point that has something to do."""
         return [self.compiler.compile(route) for route in self.plan.routes.values() if not route.is_empty]
 
     @property
@@ -134,7 +134,7 @@ class Migration:
 
         Raises:
             UnknownShard: a shard of the list is on no node.
-            ClusterConflict: there is no such node.
+            ClusterConflict: the node is unknown.
             BadArgument: no shard is left.
         """
         placed = self.placement.node_of
@@ -182,7 +182,7 @@ class Migration:
         another command has is left out: :meth:`run` waits for it, or reports that it was not started.
 
         Raises:
-            BadArgument: there is no such target.
+            BadArgument: the target is unknown.
             ClusterConflict: a contract is to run, and a shard is not past its expand revision.
             ShardLost: a contract is to run, and a shard was lost with its node.
         """
@@ -541,10 +541,10 @@ def prepare_stamp(
 ) -> PreparedRun:
     """Plan to record a revision in the shards' version tables without running it.
 
-    As with Alembic, branches that have nothing to do with it keep what is recorded.
+    As with Alembic, branches that have nothing to do with it keep their record.
 
     Raises:
-        BadArgument: there is no such revision.
+        BadArgument: the revision is unknown.
     """
     environment = migration.environment
     target = environment.target(revision, "up")
@@ -598,10 +598,10 @@ def prepare_stamp(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamped:
-    """What a version table says once a revision is recorded in it.
+    """The contents of a version table once a revision is recorded in it.
 
-    ``hashes`` are those of the code's revisions up to it; ``kept`` the revisions of other branches, of which
-    nothing is said.
+    ``hashes`` are those of the code's revisions up to it; ``kept`` the revisions of other branches, which
+    stay as they are.
     """
 
     heads: Heads
@@ -610,7 +610,7 @@ class Stamped:
 
     @classmethod
     def of(cls, environment: Environment, heads: Heads, target: str) -> Self:
-        """Return what a version table at ``heads`` says after it."""
+        """Return the contents of a version table at ``heads`` after it."""
         own = () if target == "base" else (target,)
         others = _apart_from(environment, heads, target)
         return cls(

@@ -93,7 +93,7 @@ def run_environment(metadata: MetaData | Sequence[MetaData] | None = None, **opt
 
 
 def _names_of_shard(connection: Connection, given: Callable[..., bool] | None) -> Callable[..., bool]:
-    """Return Alembic's ``include_name``, which takes the shard's tables alone and asks ``given`` of them.
+    """Return Alembic's ``include_name``, which takes only the shard's tables and asks ``given`` about them.
 
     Alembic sees all tables that the search path shows, those in ``public`` too, which all shards share.
     """

@@ -96,7 +96,7 @@ def _locked(connection: Connection, name: str) -> Iterator[None]:
 
 
 def _require_private(connection: Connection, name: str) -> None:
-    """Refuse a schema in which others could plant objects that the shards' revisions would find."""
+    """Refuse a schema where other roles could plant objects that the shards' revisions would find."""
     strangers: list[str] | None = connection.scalar(text("select shardids.strangers_in_shared_schema()"))
     if strangers is None:
         raise ClusterConflict(
@@ -115,7 +115,7 @@ def _require_private(connection: Connection, name: str) -> None:
 def require_migrated(environment: Environment, name: str, engine: Engine) -> NodeOutcome | None:
     """Bring a node to the newest node revision, before shards are created on it or moved to it.
 
-    Returns what was done, or ``None`` if the application has no revisions for nodes.
+    Returns the outcome, or ``None`` if the application has no revisions for nodes.
 
     Raises:
         StatementFailed: a revision failed. The rest as :func:`migrate_node` does.

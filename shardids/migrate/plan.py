@@ -13,7 +13,7 @@ from shardids.pg.notation import shown_shards
 Heads = tuple[str, ...]
 """The revisions in a version table, sorted; empty at base."""
 Start = Heads | None
-"""What a shard is migrated from; ``None`` if it has no version table yet."""
+"""The revisions that a shard is migrated from; ``None`` if it has no version table yet."""
 Status = Literal["done", "failed", "not started"]
 
 
@@ -57,7 +57,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan:
-    """What a run does: ``canaries`` first, one at a time, then each node's queue in order.
+    """The order of a run: ``canaries`` first, one at a time, then each node's queue in order.
 
     ``routes`` holds the route from each starting point that occurs, ``settled`` the shards that have
     reached the target already.
@@ -115,11 +115,11 @@ def _one_of_each_in_turn(positions: list[Position]) -> list[Position]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run did to one shard.
+    """The outcome of a run for one shard.
 
     ``start`` and ``end`` are its revisions before the run and now, ``seconds`` the time over all
-    ``attempts``, ``way`` how it was run, ``error`` what stopped it, and ``cause`` what
-    may be logged of that. ``is_busy``: another command, which lives, has the shard's lease.
+    ``attempts``, ``way`` how it was run, ``error`` the failure that stopped it, and ``cause`` the
+    part of it that may be logged. ``is_busy``: another command, which lives, has the shard's lease.
     """
 
     shard: int
@@ -150,7 +150,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOutcome:
-    """What a run did to a node: its node revisions before and now, and what stopped it."""
+    """The outcome of a run for a node: its node revisions before and now, and the failure that stopped it."""
 
     node: str
     start: Heads
@@ -171,7 +171,7 @@ class NodeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run did: an outcome for each shard and node that it was to change, and the time it took."""
+    """The result of a run: an outcome for each shard and node that it was to change, and the time it took."""
 
     outcomes: tuple[Outcome, ...]
     seconds: float

@@ -158,11 +158,11 @@ class Player:
         """Run a route on a shard.
 
         Raises:
-            RevisionChanged: the shard is no longer at the route's start; nothing was changed.
+            RevisionChanged: the shard has left the route's start; nothing was changed.
             RowsWouldBeLost: the guard refused, and the transaction was rolled back.
             ShardBusy: another session is changing it.
             LeaseLost: another command took the shard's lease over.
-            UnsupportedServer: the route needs a session of its own, and the node is behind a pooler.
+            UnsupportedServer: the route needs its own session, and the node is behind a pooler.
             ClusterConflict: the shard is half way through another revision, or this one was edited since.
             ShardidsError: a statement failed; its transaction was rolled back.
         """
@@ -196,7 +196,7 @@ class Player:
         )
         if row is None:
             raise UnknownShard(
-                f'shard {position.shard} is no longer on node "{position.node}"',
+                f'shard {position.shard} has left node "{position.node}"',
                 hint="It was moved during the run: run the migration again.",
             )
         heads = None if row.revisions is None else tuple(row.revisions)

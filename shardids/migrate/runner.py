@@ -120,7 +120,7 @@ class RunLog(Observer):
         self._observer.started(position)
 
     def retried(self, position: Position, attempt: int, error: str) -> None:
-        """Log an attempt that failed. What is tried again is a lock timeout or its like, without values."""
+        """Log an attempt that failed. The error is a lock timeout or similar, without values."""
         fields = {"shard": position.shard, "node": position.node, "attempt": attempt}
         log.warning("shard %s: attempt %s failed: %s", position.shard, attempt, error, extra=fields)
         self._observer.retried(position, attempt, error)
@@ -253,8 +253,8 @@ class Run:
     """One run over all shards of a plan.
 
     Args:
-        plan: what the run does.
-        compile_route: returns what to run for a route; called from several threads.
+        plan: the order of the run.
+        compile_route: returns the compiled SQL of a route; called from several threads.
         route_from: returns the route to a target from a starting point that is not in the plan.
         leases: the run takes those of its shards, and returns them.
         engines: the nodes, by name.

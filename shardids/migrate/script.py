@@ -28,7 +28,7 @@ def write_scripts(
     """Return SQL that takes the shards at ``start`` to ``target``, and records that it did.
 
     Raises:
-        BadArgument: there is no such revision, it is in the other direction, or no shard is at ``start``.
+        BadArgument: the revision is unknown, it is in the other direction, or no shard is at ``start``.
         ClusterConflict: a revision on the way needs a connection, or a shard is half way through one.
         ConnectionFailed, UnknownShard: a shard can't be asked for its revision.
     """

@@ -111,7 +111,7 @@ def _missing(shard: int, node: str) -> UnknownShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edited:
-    """A revision whose source is no longer the one that shards ran, with the hashes of both."""
+    """A revision whose source differs from the one that shards ran, with the hashes of both."""
 
     revision: str
     message: str
@@ -215,7 +215,7 @@ def _changed(environment: Environment, start: Start, hashes: Mapping[str, str]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDifference:
-    """What a shard has and the reference lacks (``+``), and the other way round (``-``), a line each."""
+    """The lines that a shard has and the reference lacks (``+``), and the reverse (``-``)."""
 
     shard: int
     node: str

@@ -41,9 +41,13 @@ def shown_url(url: URL) -> str:
     """Return the URL as a user types it, without driver or passwords, fit to be printed and stored."""
     secrets = [name for name in url.query if "password" in name.lower()]
     bare = url.difference_update_query(secrets)
-    return URL.create(
-        "postgresql", bare.username, None, bare.host, bare.port, bare.database, bare.query
-    ).render_as_string()
+    address, mark, query = (
+        URL.create("postgresql", bare.username, None, bare.host, bare.port, bare.database, bare.query)
+        .render_as_string()
+        .partition("?")
+    )
+    # RFC 3986 allows a slash there; in the address it would end the host.
+    return address + mark + query.replace("%2F", "/")
 
 
 def role_of(url: URL) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -19,11 +20,11 @@ from tests.support.adoptions import Shop, new_shop
 def shop() -> Iterator[Shop]:
     with temporary_servers(3) as servers:
         shop = new_shop(servers)
-        if not shop.has_row_filters:
-            pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
-        adoption.run(shop.catalog, shop.plan)
-        yield shop
-        shop.catalog.close()
+        with closing(shop.catalog):
+            if not shop.has_row_filters:
+                pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
+            adoption.run(shop.catalog, shop.plan)
+            yield shop
 
 
 def test_rows_that_change_are_read_again_by_their_primary_keys(

@@ -92,7 +92,7 @@ def test_migrations_and_models(cluster_url: URL, tmp_path: Path, monkeypatch: An
     at = {"SHARDIDS_CATALOG": dsn(cluster_url)}
     folder = tmp_path / "migrations"
     parts = validated("--dir", str(folder), "--models", "shop_of_test:bad", code=3, **at)
-    assert "there is no env.py" in parts["migrations"]["what"]
+    assert "env.py is missing" in parts["migrations"]["what"]
     assert "photos.user_id" in parts["models"]["what"]
     made = command_here("migrate", "init", str(folder), "--models", "shop_of_test:good", **at)
     assert made.returncode == 0, made

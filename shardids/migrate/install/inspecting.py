@@ -1,4 +1,4 @@
-"""What the catalog and its node know of one shard."""
+"""The facts that the catalog and its node have of one shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardids.errors import UnknownShard
 
 
 def inspect_shard(catalog: Catalog, shard: int) -> dict[str, object]:
-    """Return what the catalog and the owner node know about a shard, ready to be shown.
+    """Return the facts of the catalog and the owner node about a shard, ready to be shown.
 
     Raises:
         UnknownShard: no node owns the shard, or its owner does not have it.
@@ -65,6 +65,6 @@ def _require_there(connection: Connection, shard: int, node: str) -> None:
         )
     if not has_sequences:
         raise UnknownShard(
-            f'shard {shard} on node "{node}" has not the sequences that it was activated with',
+            f'shard {shard} on node "{node}" lacks the sequences that it was activated with',
             hint="They, or the whole schema, were dropped and perhaps restored. See: shardids doctor",
         )

@@ -134,12 +134,12 @@ def add_node(
 
 
 def _refuse_template(connection: Connection, where: str) -> None:
-    """Refuse a database from which CREATE DATABASE makes others: each would be a copy of its shards."""
+    """Refuse a template: each database that CREATE DATABASE made from it would be a copy of its shards."""
     template = text("""
         select datname from pg_database where datname = current_database()
         and (datistemplate or datname in ('template0', 'template1'))""")
     if (name := connection.scalar(template)) is not None:
-        hint = "Create a database of its own (createdb NAME), and use that."
+        hint = "Create another database (createdb NAME), and use that."
         if name not in ("template0", "template1"):
             quoted = sql.Identifier(name).as_string()
             hint += f" If no database is made from it: ALTER DATABASE {quoted} IS_TEMPLATE false"
@@ -169,7 +169,7 @@ def require_no_shards(catalog: Catalog, name: str) -> None:
         raise ClusterConflict(
             f'node "{name}" has copies of {named_shards(there)}, which live on other nodes',
             hint=f"To drop those that moves left: shardids shard purge {shown_shards(there)}."
-            " What is wrong with others: shardids doctor",
+            " To examine others: shardids doctor",
         )
 
 
@@ -180,7 +180,7 @@ def remove_node(catalog: Catalog, name: str, *, with_references: bool = False, d
     tables away, as :func:`shardids.tables.references.remove_node` does.
 
     Raises:
-        ClusterConflict: there is no such node, or it holds shards or copies of them; or the cluster has
+        ClusterConflict: the node is unknown, or it holds shards or copies of them; or the cluster has
             reference tables, and not ``with_references``.
     """
     require_no_shards(catalog, name)

@@ -78,7 +78,7 @@ def upgrade(
 ) -> Upgraded:
     """Bring the catalog, each node and then every shard to this version's newest revisions.
 
-    Each runs in a transaction of its own, with the lock timeout and retries of ``settings``. Idempotent:
+    Each runs in a separate transaction, with the lock timeout and retries of ``settings``. Idempotent:
     objects that are up to date are skipped. ``leases`` are those of :func:`shardids.migrate.runner.one_run`.
 
     Raises:
