@@ -47,8 +47,10 @@ class Shape:
 SHAPES: Mapping[str, Shape] = {
     "shardids": Shape(draw_us=61, many_us=1.1, rows_per_s=412_000, keys="time"),
     "shardids-blocks": Shape(draw_us=1.4, many_us=0.24, rows_per_s=845_000, keys="blocks"),
+    "id-service": Shape(draw_us=710, many_us=1.9, rows_per_s=344_000, keys="blocks"),
     "sequence": Shape(draw_us=54, many_us=0.31, rows_per_s=781_000, keys="counter"),
     "identity": Shape(draw_us=880, many_us=2.2, rows_per_s=903_000, keys="counter"),
+    "counter": Shape(draw_us=910, many_us=8.8, rows_per_s=98_000, keys="counter", twice={"lost server": 29}),
     "offsets": Shape(draw_us=55, many_us=0.33, rows_per_s=771_000, keys="offsets", twice={"lost server": 31}),
     "offsets-mariadb": Shape(
         draw_us=310,

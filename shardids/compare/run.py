@@ -128,7 +128,11 @@ def _install(
 
 def _check_servers(scheme: Scheme, stage: Stage) -> None:
     needs = scheme.about.needs
-    for kind, needed in (("MariaDB", needs.mariadb), ("Redis", needs.redis or needs.redis_pair)):
+    for kind, needed in (
+        ("MariaDB", needs.mariadb),
+        ("Redis", needs.redis or needs.redis_pair),
+        ("The ID service", needs.id_service),
+    ):
         if needed and kind in stage.missing:
             raise UnsupportedServer(f"{kind} can't be started: {stage.missing[kind]}")
 

@@ -1,5 +1,6 @@
 -- Purpose:    what the key schemes that shardids is compared with keep in PostgreSQL: a sequence, a table with
---             an identity column, the ranges of the range tickets, and the worker numbers of the snowflakes.
+--             an identity column, a counter and the trigger that raises it, the ranges of the range tickets, and
+--             the worker numbers of the snowflakes.
 -- Locks:      none beyond those of CREATE.
 -- Privileges: CREATE on the database.
 
@@ -10,6 +11,28 @@ create sequence if not exists shardids_baselines.one as bigint;
 create table if not exists shardids_baselines.identity_row (
   id bigint generated always as identity primary key
 );
+
+-- The last key that was given to a row of any table with the trigger. A transaction that has raised it locks its
+-- row until COMMIT.
+create table if not exists shardids_baselines.counter (
+  name text primary key,
+  value bigint not null
+);
+insert into shardids_baselines.counter values ('all', 0) on conflict do nothing;
+
+create or replace function shardids_baselines.count_row() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  update shardids_baselines.counter set value = value + 1 where name = 'all' returning value into new.id;
+  return new;
+end
+$$;
+
+create table if not exists shardids_baselines.counted_row (
+  id bigint primary key
+);
+create or replace trigger key before insert on shardids_baselines.counted_row
+for each row execute function shardids_baselines.count_row();
 
 -- One row a range: the first key that nobody was given.
 create table if not exists shardids_baselines.key_range (

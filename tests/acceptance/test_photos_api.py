@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import ModuleType
-from typing import IO
 
 import httpx
 import psycopg
@@ -17,12 +12,10 @@ import pytest
 from sqlalchemy.engine import URL
 
 from shardids import Cluster
-from tests.conftest import dsn
 from tests.support import moves_by_hand
-from tests.support.clusters import connected, environment, sessions
+from tests.support.clusters import connected, sessions
+from tests.support.services import EXAMPLES, serving
 from tests.support.waiting import wait_for
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -39,33 +32,12 @@ def photos(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def client(cluster_url: URL, photos: ModuleType, admin: psycopg.Connection) -> Iterator[httpx.Client]:
     """A client of the service, which listens on a free port."""
     before = sessions(admin, cluster_url)
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "uvicorn", "photos_api:app", "--port", "0", "--no-access-log"],
-        cwd=EXAMPLES,
-        env=environment(SHARDIDS_CATALOG=dsn(cluster_url)),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        try:
-            with httpx.Client(base_url=address(process.stderr), timeout=20) as client:
-                yield client
-        finally:
-            process.terminate()
-            last_words = process.stderr.read()
-    assert "Application shutdown complete" in last_words
-    assert "rror" not in last_words
+    with (
+        serving("photos_api:app", cluster_url) as address,
+        httpx.Client(base_url=address, timeout=20) as client,
+    ):
+        yield client
     wait_for(lambda: sessions(admin, cluster_url) <= before, "the service's sessions end")
-
-
-def address(said: IO[str]) -> str:
-    """Where uvicorn says that it runs."""
-    lines = []
-    for line in said:
-        lines.append(line)
-        if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", line):
-            return found[1]
-    raise AssertionError("".join(lines))
 
 
 def create(client: httpx.Client, path: str, **fields: str) -> dict[str, str]:

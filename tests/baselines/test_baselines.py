@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -14,7 +15,15 @@ from sqlalchemy.engine import URL
 
 from shardids.compare.schemes import SCHEMES, Key, KeyColumn, Scheme, Servers, scheme_of
 from shardids.compare.schemes.uuids import FlakeSource
-from shardids.errors import BadArgument, ClockMovedBack, ConnectionFailed, MissingLibrary, UnsupportedServer
+from shardids.compare.testbed.servers import temporary_id_service
+from shardids.errors import (
+    BadArgument,
+    ClockMovedBack,
+    ConnectionFailed,
+    MissingLibrary,
+    ServerStartFailed,
+    UnsupportedServer,
+)
 from shardids.pg import sqlfiles
 from tests.conftest import dsn
 from tests.support.fake_clock import FakeClock
@@ -25,7 +34,8 @@ BLOCK = 5000
 ONE_SERVER = [
     name
     for name, scheme in SCHEMES.items()
-    if scheme.about.needs.postgresql == 1 or not scheme.about.needs.any
+    if (scheme.about.needs.postgresql == 1 and not scheme.about.needs.id_service)
+    or not scheme.about.needs.any
 ]
 
 
@@ -90,9 +100,7 @@ def test_several_clients_draw_each_key_once(installed: Scheme, servers: Servers)
 def test_a_table_takes_the_keys(installed: Scheme, servers: Servers) -> None:
     column = installed.column()
     with psycopg.connect(servers.postgresql[0], autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("create table taken (id {} primary key, note text)").format(column.definition)
-        )
+        connection.execute(column.table(sql.Identifier("taken"), "note text"))
         if column.by_server:
             connection.execute("insert into taken (note) select 'x' from generate_series(1, 500)")
         else:
@@ -138,6 +146,7 @@ def test_nodes_share_no_key(blank_database: Callable[[], URL]) -> None:
     # Only the first server has the one counter.
     assert [scheme_of("sequence").column(node).by_server for node in range(2)] == [True, False]
     assert [scheme_of("identity").column(node).by_server for node in range(2)] == [True, False]
+    assert [scheme_of("counter").column(node).by_server for node in range(2)] == [True, False]
 
 
 def test_offsets_keep_masters_apart(blank_database: Callable[[], URL]) -> None:
@@ -254,6 +263,43 @@ def test_refusals(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingLibrary, match="ulid is not installed") as missing:
         scheme_of("ulid").open(servers)
     assert "shardids[compare]" in missing.value.hint
+
+
+def test_the_id_service_answers_for_several_clients_and_says_so_when_it_is_gone(servers: Servers) -> None:
+    scheme = scheme_of("id-service")
+    with pytest.raises(BadArgument, match="id-service needs 1 HTTP servers, not 0"):
+        scheme.open(servers)
+    scheme_of("shardids").install(servers)
+    with temporary_id_service(servers.postgresql[0]) as service:
+        served = replace(servers, id_service=(service.login,))
+        scheme.install(served)
+        keys = [key for client in draw_as_clients(scheme, served) for key in client]
+        assert len(set(keys)) == len(keys) == CLIENTS * (DRAWS + BLOCK + 1)
+        with scheme.open(served) as source:
+            source.draw_many(10_001)
+            service.kill()
+            with pytest.raises(ConnectionFailed, match=r"the ID service at .* does not answer"):
+                source.draw()
+    with (
+        pytest.raises(ServerStartFailed, match="did not start"),
+        temporary_id_service("postgresql://127.0.0.1:1/x"),
+    ):
+        pass
+
+
+def test_a_transaction_with_a_counted_row_holds_up_all_others(servers: Servers) -> None:
+    """And a rollback leaves no gap."""
+    scheme = scheme_of("counter")
+    scheme.install(servers)
+    insert = "insert into shardids_baselines.counted_row default values returning id"
+    with psycopg.connect(servers.postgresql[0]) as open_one, psycopg.connect(servers.postgresql[0]) as other:
+        first = open_one.execute(insert).fetchone()
+        other.execute("set lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            other.execute(insert)
+        other.rollback()
+        open_one.rollback()
+        assert other.execute(insert).fetchone() == first
 
 
 def test_a_session_that_was_ended_is_a_lost_connection(servers: Servers) -> None:

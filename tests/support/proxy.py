@@ -38,6 +38,10 @@ class Proxy:
         for link in [*self._links]:
             link.cut()
 
+    def lead_to(self, port: int) -> None:
+        """New connections go to another server, as those of a service whose primary has changed."""
+        self._to = port
+
     def swallow(self) -> None:
         """From now on nothing passes, of old connections and of new ones."""
         self._swallows.set()

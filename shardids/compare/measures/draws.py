@@ -94,13 +94,12 @@ def _is_for_one_server(scheme: Scheme) -> bool:
 def _tables(name: str, scheme: Scheme, servers: Servers) -> Iterator[None]:
     """Make an empty table with the scheme's key on each node, and drop it at the end."""
     drop = sql.SQL("drop table if exists {}").format(_table(name))
-    create = "create table {} (id {}, note text, primary key (id))"
     with contextlib.ExitStack() as stack:
         for node in range(NODES):
             connection = stack.enter_context(connected(servers, node))
             stack.callback(connection.execute, drop)
             connection.execute(drop)
-            connection.execute(sql.SQL(create).format(_table(name), scheme.column(node).definition))
+            connection.execute(scheme.column(node).table(_table(name), "note text"))
         yield
 
 

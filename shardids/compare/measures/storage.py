@@ -58,11 +58,7 @@ def _filled(scheme: Scheme, servers: Servers, sizes: Sizes) -> Storage:
         except (psycopg.errors.UndefinedFile, psycopg.errors.FeatureNotSupported) as error:
             raise UnsupportedServer("the server lacks the extension pgstattuple") from error
         connection.execute(drop)
-        connection.execute(
-            sql.SQL("create table {} (id {}, n integer, primary key (id))").format(
-                _TABLE, scheme.column().definition
-            )
-        )
+        connection.execute(scheme.column().table(_TABLE, "n integer"))
         try:
             return _fill(connection, source, sizes)
         finally:
@@ -157,15 +153,15 @@ def _round(name: str, run: Measuring) -> dict[int, float]:
 def _tables(name: str, scheme: Scheme, servers: Servers) -> Iterator[None]:
     """Make an empty table for each shard, and drop them at the end."""
     drop = sql.SQL("drop table if exists {}").format(sql.SQL(", ").join(map(_table(name), range(SPREAD))))
-    # Not text, with which each table would have a second one for long values.
-    create = sql.SQL("create table {} (id {}, note varchar(100), primary key (id))")
     with connected(servers, 0) as connection:
         try:
             with connection.transaction():
                 connection.execute(drop)
                 for shard in range(SPREAD):
-                    definition = scheme.column_of(shard).definition
-                    connection.execute(create.format(_table(name)(shard), definition))
+                    # Not text, with which each table would have a second one for long values.
+                    connection.execute(
+                        scheme.column_of(shard).table(_table(name)(shard), "note varchar(100)")
+                    )
             yield
         finally:
             connection.execute(drop)

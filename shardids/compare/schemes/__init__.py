@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from shardids.compare.schemes.blocks import Ranges, Tickets
+from shardids.compare.schemes.id_service import IdService
 from shardids.compare.schemes.logical import Hybrid, Lamport
 from shardids.compare.schemes.mariadb_offsets import MariaDbOffsets
-from shardids.compare.schemes.postgresql import Identity, Offsets, OneSequence
+from shardids.compare.schemes.postgresql import Counter, Identity, Offsets, OneSequence
 from shardids.compare.schemes.redis_counter import RedisBlocks, RedisConfirmed, RedisIncr
 from shardids.compare.schemes.scheme import (
     About,
@@ -56,8 +57,10 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         for scheme in (
             Shardids(),
             ShardidsBlocks(),
+            IdService(),
             OneSequence(),
             Identity(),
+            Counter(),
             Offsets(),
             MariaDbOffsets(),
             Tickets(),

@@ -1,4 +1,5 @@
-"""The base of schemes that draw from PostgreSQL, and those that count there: sequence, identity, offsets."""
+"""The base of schemes that draw from PostgreSQL, and those that count there: sequence, identity,
+counter, offsets."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from shardids.pg.sqlfiles import read_sql
 
 _ONE: Final = sql.SQL("nextval('shardids_baselines.one')")
 _IDENTITY: Final = sql.Identifier("shardids_baselines", "identity_row")
+_COUNTED: Final = sql.Identifier("shardids_baselines", "counted_row")
+_COUNT: Final = sql.Identifier("shardids_baselines", "count_row")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -143,17 +146,46 @@ class Identity(SqlScheme):
     files = ("compare/baselines.v1",)
 
     def _open(self, servers: Servers, node: int) -> Source:
-        return SqlSource(
-            servers.postgresql[0],
-            sql.SQL("insert into {} default values returning id").format(_IDENTITY),
-            sql.SQL(
-                "insert into {} select from generate_series(1, %s::integer) returning id",
-            ).format(_IDENTITY),
-        )
+        return _inserting(servers.postgresql[0], _IDENTITY)
 
     def column(self, node: int = 0) -> KeyColumn:
         """Return the column; on servers other than the first, the client supplies the key."""
         return KeyColumn(type="bigint", identity=node == 0)
+
+
+class Counter(SqlScheme):
+    """A row that counts, which a trigger of each table raises; only an INSERT draws a key."""
+
+    about = About(
+        name="counter",
+        title="Counter table and trigger",
+        central=True,
+        needs=Needs(postgresql=1),
+        safe_under="any number of clients, clocks that jump, crashes of the server; a rollback leaves no gap",
+        unsafe_under="a failover to a standby that lacks the last WAL, a restore; keys given by hand",
+        stops="all keys, while a transaction that has inserted a row is open; when the one server is down",
+        tells="the order of birth, and how many rows there are",
+        settings="BEFORE INSERT trigger in PL/pgSQL, UPDATE … RETURNING of one row; a draw is an INSERT"
+        " with its COMMIT",
+        described_at="https://www.postgresql.org/docs/current/plpgsql-trigger.html",
+    )
+    files = ("compare/baselines.v1",)
+
+    def _open(self, servers: Servers, node: int) -> Source:
+        return _inserting(servers.postgresql[0], _COUNTED)
+
+    def column(self, node: int = 0) -> KeyColumn:
+        """Return the column; on servers other than the first, the client supplies the key."""
+        return KeyColumn(type="bigint", trigger=_COUNT if node == 0 else None)
+
+
+def _inserting(url: str, table: sql.Identifier) -> SqlSource:
+    """Return a source whose draws insert rows into a table with no column but the key."""
+    return SqlSource(
+        url,
+        sql.SQL("insert into {} default values returning id").format(table),
+        sql.SQL("insert into {} select from generate_series(1, %s::integer) returning id").format(table),
+    )
 
 
 class Offsets(SqlScheme):

@@ -42,6 +42,7 @@ class Needs:
         mariadb: the settings of each MariaDB server, as its option file has them.
         redis: the settings of each Redis server, as its configuration has them.
         redis_pair: the settings of a Redis primary and of the replica that follows it.
+        id_service: whether ``examples/id_service.py`` runs in front of the first PostgreSQL server.
     """
 
     postgresql: int = 0
@@ -49,6 +50,7 @@ class Needs:
     mariadb: tuple[Mapping[str, str], ...] = ()
     redis: tuple[Mapping[str, str], ...] = ()
     redis_pair: Mapping[str, str] | None = None
+    id_service: bool = False
 
     @property
     def any(self) -> bool:
@@ -64,6 +66,7 @@ class Servers:
     mariadb: tuple[Login, ...] = ()
     redis: tuple[Login, ...] = ()
     redis_pair: tuple[Login, ...] = ()
+    id_service: tuple[Login, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,22 +102,33 @@ class About:
 class KeyColumn:
     """A column of a PostgreSQL table that stores the keys.
 
-    ``draw`` is the SQL expression that makes one key; without it and without ``identity``, the client
-    supplies the key.
+    ``draw`` is the SQL expression that makes one key, and ``trigger`` a function that a trigger calls to set
+    ``id`` of each new row. Without them and without ``identity``, the client supplies the key.
     """
 
     type: LiteralString
     draw: sql.Composable | None = None
     identity: bool = False
+    trigger: sql.Identifier | None = None
 
     @property
     def by_server(self) -> bool:
         """Whether an INSERT may omit the column."""
-        return self.identity or self.draw is not None
+        return self.identity or self.draw is not None or self.trigger is not None
+
+    def table(self, name: sql.Identifier, other: LiteralString) -> sql.Composed:
+        """Return the statements that make a table whose primary key is this column, and which has others."""
+        made = sql.SQL("create table {} (id {}, {}, primary key (id))").format(
+            name, self._definition, sql.SQL(other)
+        )
+        if self.trigger is None:
+            return made
+        return made + sql.SQL(
+            "; create trigger key before insert on {} for each row execute function {}()"
+        ).format(name, self.trigger)
 
     @property
-    def definition(self) -> sql.Composable:
-        """What follows the column's name in CREATE TABLE."""
+    def _definition(self) -> sql.Composable:
         if self.identity:
             return sql.SQL("{} generated always as identity").format(sql.SQL(self.type))
         if self.draw is not None:
@@ -261,6 +275,7 @@ class Scheme(ABC):
             ("MariaDB", len(needs.mariadb), len(servers.mariadb)),
             ("Redis", len(needs.redis), len(servers.redis)),
             ("replicated Redis", 2 if needs.redis_pair else 0, len(servers.redis_pair)),
+            ("HTTP", int(needs.id_service), len(servers.id_service)),
         ):
             if given < needed:
                 raise BadArgument(f"scheme {self.about.name} needs {needed} {title} servers, not {given}")

@@ -23,17 +23,20 @@ _FIRST_OF_MANY = 64
 """The first of the shards that are all on the first server; those below have a server each."""
 _SHARDS = 128
 
-_SAFE = (
+SAFE = (
     "any number of sessions, any rate, clocks that jump either way, crashes, promoted standbys, copies that"
     " are noticed"
 )
+"""The events that IDs of shardids stay unique under."""
 
-_UNSAFE = (
+UNSAFE = (
     "an old primary that is started again beside the standby that replaced it; the loss of a server whose IDs"
     " led its clock by over safety_margin (10 s, some 10 million IDs of a shard reserved at once), or led it"
     " when the copy was made that replaces it"
 )
-_REFUSES = "a shard ahead of its clock by over an hour; a copy of a database, until it is activated"
+"""The events that they do not stay unique under."""
+REFUSES = "a shard ahead of its clock by over an hour; a copy of a database, until it is activated"
+"""The shards that issue no IDs."""
 
 
 class Shardids(SqlScheme):
@@ -43,9 +46,9 @@ class Shardids(SqlScheme):
         name="shardids",
         title="shardids, next_id()",
         needs=Needs(postgresql=1),
-        safe_under=_SAFE,
-        unsafe_under=_UNSAFE,
-        stops="the shards of a server that is down; " + _REFUSES,
+        safe_under=SAFE,
+        unsafe_under=UNSAFE,
+        stops="the shards of a server that is down; " + REFUSES,
         tells="time (ms), shard",
         settings="default layout: 41 bits of ms since 2024, 12 of shard, 10 of sequence; DEFAULT next_id()",
         described_at="docs/explanation/generator.md",
@@ -152,9 +155,9 @@ class ShardidsBlocks(Shardids):
         name="shardids-blocks",
         title="shardids, next_ids(n)",
         needs=Needs(postgresql=1),
-        safe_under=_SAFE,
-        unsafe_under=_UNSAFE,
-        stops="the shards of a server that is down, except for IDs that clients have set aside; " + _REFUSES,
+        safe_under=SAFE,
+        unsafe_under=UNSAFE,
+        stops="the shards of a server that is down, except for IDs that clients have set aside; " + REFUSES,
         tells="time (ms), shard",
         settings=f"default layout; blocks of {BLOCK:,} IDs for single draws, one statement for n at once",
         described_at="docs/explanation/generator.md",

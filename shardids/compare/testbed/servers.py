@@ -1,4 +1,4 @@
-"""Throw-away MariaDB and Redis servers, from the programs that are installed on the machine.
+"""Throw-away MariaDB and Redis servers, and an ID service, from the machine's own programs.
 
 They run like the embedded PostgreSQL servers: on 127.0.0.1, on a free port, with a random password, in a
 temporary folder, as an unprivileged user if root starts them. They and all their files are removed when
@@ -13,7 +13,9 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ from shardids.pg.embedded.data import (
     write_private,
 )
 from shardids.pg.embedded.watchdog import Watchdog
+from shardids.pg.sqlfiles import data_folder
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 """No settings, no variables."""
@@ -458,3 +461,43 @@ def _servers(settings: Sequence[Mapping[str, str]]) -> Iterator[list[RedisServer
         ]
         with ended(servers, watchdog):
             yield servers
+
+
+class IdServiceServer(PrivateServer):
+    """The ID service of ``examples/``, as this process's user, in front of the cluster with this catalog."""
+
+    def __init__(self, folder: Path, watchdog: Watchdog, catalog_url: str) -> None:
+        super().__init__(folder, watchdog, None, "")
+        self.env = {"SHARDIDS_CATALOG": catalog_url}
+
+    def _configure(self) -> None:
+        shutil.copy(data_folder("examples") / "id_service.py", self.folder)
+
+    def _command(self) -> list[str]:
+        options = ["--host", self.login.host, "--port", str(self.login.port), "--no-access-log"]
+        return [sys.executable, "-m", "uvicorn", "id_service:app", self._mark(), *options]
+
+    def _mark(self) -> str:
+        return f"--app-dir={self.folder}"
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.login.host, self.login.port), 5):
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def temporary_id_service(catalog_url: str) -> Iterator[IdServiceServer]:
+    """Start the ID service in front of a cluster that has its shards already.
+
+    Raises:
+        ServerStartFailed: it does not start.
+        MissingLibrary: FastAPI or uvicorn is not installed.
+    """
+    for needed in ("fastapi", "uvicorn"):
+        library(needed)
+    with workshop() as (folder, watchdog, _):
+        server = IdServiceServer(subfolder(folder, 1, None), watchdog, catalog_url)
+        with ended([server], watchdog):
+            server.start()
+            yield server

@@ -25,10 +25,13 @@ import shardids
 from shardids.compare.multimaster import mariadb
 from shardids.compare.results import ServerKind
 from shardids.compare.schemes import Scheme, Servers
+from shardids.compare.schemes.shards import Shardids
 from shardids.compare.testbed.servers import (
+    IdServiceServer,
     MariaDbServer,
     RedisPair,
     RedisServer,
+    temporary_id_service,
     temporary_mariadbs,
     temporary_redis,
     temporary_redis_pair,
@@ -39,7 +42,7 @@ from shardids.pg.embedded.binaries import server_account
 from shardids.pg.embedded.data import make_folder, new_temporary_path
 from shardids.pg.embedded.watchdog import Watchdog
 
-_LIBRARIES: Final = ("psycopg", "PyMySQL", "redis", "uuid-utils", "python-ulid")
+_LIBRARIES: Final = ("psycopg", "PyMySQL", "redis", "uuid-utils", "python-ulid", "fastapi", "uvicorn")
 _FLUSHES: Final = 30
 
 
@@ -180,6 +183,7 @@ class Stage:
     mariadb: list[MariaDbServer] = field(default_factory=list)
     redis: list[RedisServer] = field(default_factory=list)
     redis_pairs: list[RedisPair] = field(default_factory=list)
+    id_service: list[IdServiceServer] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -190,6 +194,7 @@ class Stage:
             mariadb=tuple(server.login for server in self.mariadb),
             redis=tuple(server.login for server in self.redis),
             redis_pair=tuple(login for pair in self.redis_pairs for login in pair.logins),
+            id_service=tuple(server.login for server in self.id_service),
         )
 
     def kinds(self) -> list[ServerKind]:
@@ -212,6 +217,9 @@ class Stage:
             with redis[0].client() as client:
                 version = client.info("server")["redis_version"]
             kinds.append(_kind("Redis", version, len(redis), redis[0].settings))
+        if self.id_service:
+            version = importlib.metadata.version("fastapi")
+            kinds.append(_kind("FastAPI", version, len(self.id_service), {"processes": "1"}))
         return kinds
 
 
@@ -221,7 +229,8 @@ def stage_for(
 ) -> Iterator[Stage]:
     """Start two PostgreSQL servers, each with one of ``envs``, and the others that the schemes need.
 
-    MariaDB gets the first; Redis none, as its allocator is incompatible with libfaketime.
+    MariaDB gets the first; Redis none, as its allocator is incompatible with libfaketime; nor the ID service,
+    whose IDs have the time of PostgreSQL. The shards that it draws from are made first.
 
     Raises:
         ServerStartFailed: PostgreSQL can't be started. Failures of other kinds are in ``missing``.
@@ -248,6 +257,10 @@ def stage_for(
         stage.mariadb = _started("MariaDB", mariadbs, stage.missing)
         stage.redis = _started("Redis", redises, stage.missing)
         stage.redis_pairs = _started("Redis", pairs, stage.missing)
+        if any(need.id_service for need in needs):
+            Shardids().install(stage.servers)
+            service = enter(_one(temporary_id_service(stage.postgresql[0].url())))
+            stage.id_service = _started("The ID service", service, stage.missing)
         yield stage
 
 
