@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.postgresql import base, schema
@@ -31,7 +31,7 @@ class NodeConnection(base.DatabaseWrapper):
     """A connection to where an engine connects, whose ``search_path`` its user sets."""
 
     SchemaEditorClass = ShardSchemaEditor
-    data_types_suffix: ClassVar = dict.fromkeys(base.DatabaseWrapper.data_types_suffix, "DEFAULT next_id()")
+    data_types_suffix = dict.fromkeys(base.DatabaseWrapper.data_types_suffix, "DEFAULT next_id()")
     """A shard issues all keys, also those that were the database's in older migrations."""
     schema: str | None = None
     """None: names are bare, and found by ``search_path``."""
