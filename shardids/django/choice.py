@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
 import psycopg
-from django.db import DatabaseError, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from sqlalchemy.exc import DBAPIError
 
 from shardids.client.placement import PATIENCE_S, Attempts
@@ -28,6 +28,52 @@ _after: ContextVar[Mapping[int, int]] = ContextVar("shardids_after", default=Map
 def chosen_shard() -> int | None:
     """Return the shard of the innermost :func:`in_shard` block of this thread or task, or ``None``."""
     return _chosen.get()
+
+
+def _chosen_connection(using: str | None = None) -> Any:
+    shard = chosen_shard()
+    if using is None:
+        using = DEFAULT_DB_ALIAS if shard is None else alias_for(shard)
+    return connections[using]
+
+
+class _ChosenAtomic(transaction.Atomic):
+    """A transaction on the chosen shard, or on ``default``: it ends where it began."""
+
+    def __init__(self, savepoint: bool, durable: bool) -> None:
+        super().__init__(None, savepoint, durable)
+        self._durable = durable
+        self._begun: list[transaction.Atomic] = []
+
+    def __enter__(self) -> None:
+        one = transaction.Atomic(_chosen_connection().alias, self.savepoint, self._durable)
+        one.__enter__()
+        self._begun.append(one)
+
+    def __exit__(self, *error: Any) -> None:
+        self._begun.pop().__exit__(*error)
+
+    def _recreate_cm(self) -> _ChosenAtomic:
+        # A decorator's calls may run in several threads at once.
+        return _ChosenAtomic(self.savepoint, self._durable)
+
+
+def _atomic(using: Any = None, savepoint: bool = True, durable: bool = False) -> Any:
+    if callable(using):
+        return _ChosenAtomic(savepoint, durable)(using)
+    return (
+        _ChosenAtomic(savepoint, durable) if using is None else transaction.Atomic(using, savepoint, durable)
+    )
+
+
+def let_transactions_choose() -> None:
+    """Let ``transaction.atomic()`` and similar calls that name no database mean the chosen shard.
+
+    Django has no setting for it. Outside of :func:`in_shard` they mean ``default``, as ever.
+    """
+    module: Any = transaction
+    module.get_connection = _chosen_connection
+    module.atomic = _atomic
 
 
 def written_after() -> Mapping[int, int]:
@@ -62,9 +108,9 @@ def in_shard(
     Yields the shard's alias. Blocks nest; other threads and tasks are not affected. ``of`` names the table
     of an ID that was issued before the cluster: see :meth:`shardids.Cluster.shard_of`. ``region`` says that
     a key is among that region's shards: see :meth:`shardids.Cluster.shard_for`. A queryset that is
-    made in the block and evaluated after it needs the block's alias: ``using(alias)``. So do
-    ``transaction.atomic`` and ``transaction.on_commit``, which otherwise mean ``default``. A generator that
-    yields in the block leaves the choice to its caller until it goes on.
+    made in the block and evaluated after it needs the block's alias: ``using(alias)``. In the block
+    ``transaction.atomic()``, ``transaction.on_commit()`` and similar calls mean the shard if they name no
+    other database. A generator that yields in the block leaves the choice to its caller until it goes on.
 
     Raises:
         BadArgument: not exactly one of ``key``, ``id`` and ``shard``, or one out of range, or no such region.
@@ -95,7 +141,7 @@ def run_in_shard(fn: Callable[[], T], *, patience_s: float = PATIENCE_S, **where
     """Call ``fn`` in a transaction of a shard, and again on the shard's new node if it has moved meanwhile.
 
     The shard is named as in :meth:`shardids.Cluster.at`, and chosen for the whole of ``fn``, which may run
-    several times: do not send mail in it, but with ``transaction.on_commit(…, using=alias)``. It can't be
+    several times: do not send mail in it, but with ``transaction.on_commit``. It can't be
     used within another transaction on the shard. For how long it waits for a shard that is being moved, see
     :meth:`shardids.Shard.run`.
 

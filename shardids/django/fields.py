@@ -49,6 +49,11 @@ def next_id_sql(connection: BaseDatabaseWrapper) -> str:
     return "next_id()" if schema is None else f'"{schema}".next_id()'
 
 
+def is_of_shards(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a connection is to shards: they have ``next_id()``."""
+    return hasattr(connection, "schema")
+
+
 class ShardIdField(_BigAutoField):
     """The primary key of a sharded model::
 
@@ -72,9 +77,15 @@ class ShardIdField(_BigAutoField):
         """Return ``BigIntegerField``: the column has no identity."""
         return "BigIntegerField"
 
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the column's type, in databases without ``next_id()`` that of a ``BigAutoField``."""
+        return super().db_type(connection) if is_of_shards(connection) else _ELSEWHERE.db_type(connection)
+
     def db_type_suffix(self, connection: BaseDatabaseWrapper) -> str | None:
-        """Return the column's default."""
-        return f"DEFAULT {next_id_sql(connection)}"
+        """Return the column's default, in databases without ``next_id()`` that of a ``BigAutoField``."""
+        if is_of_shards(connection):
+            return f"DEFAULT {next_id_sql(connection)}"
+        return _ELSEWHERE.db_type_suffix(connection)
 
     def to_python(self, value: Any) -> int | None:
         """Return the ID. Raises ValidationError for other values, floats and booleans among them."""
@@ -126,6 +137,8 @@ class ShardIdField(_BigAutoField):
                 )
         return found
 
+
+_ELSEWHERE: Final = _BigAutoField(primary_key=True)
 
 _EXACT: Final = (1 << 53) - 1
 """The largest integer that JavaScript reads from JSON as it was written."""

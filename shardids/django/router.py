@@ -7,12 +7,17 @@ from contextlib import suppress
 from typing import Any, Final
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, router
+from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models import ForeignKey, Model
 
 from shardids.django.aliases import alias_for, get_cluster, shard_of_alias
 from shardids.django.choice import chosen_shard
-from shardids.django.sharded import has_only_sharded_models, has_sharded_models, is_sharded
+from shardids.django.sharded import (
+    has_only_sharded_models,
+    has_sharded_models,
+    is_sharded,
+    leave_unconstrained,
+)
 from shardids.errors import BadArgument, FanOutRefused, WrongShard
 
 REHEARSAL: Final = "shardids_rehearsal"
@@ -83,8 +88,13 @@ class ShardRouter:
         Raises:
             BadArgument: ``migrate_shards`` asks for an operation that doesn't say where it runs.
         """
+        if (model := hints.get("model")) is not None:
+            leave_unconstrained(model)
         if db == REHEARSAL:
-            return runs_in_shards(app_label, model_name, **hints)
+            found = runs_in_shards(app_label, model_name, **hints)
+            rehearsal: Any = connections[REHEARSAL]
+            rehearsal.answers.append(found)
+            return found
         is_of_shards = _belongs_to_shards(app_label, model_name, hints)
         if shard_of_alias(db) is not None:
             return is_of_shards is True

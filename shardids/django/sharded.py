@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.state import ModelState, ProjectState, StateApps
 from django.db.models import Field, ForeignKey, Model
 
 from shardids.django.fields import ShardIdField
@@ -16,14 +19,88 @@ from shardids.django.fields import ShardIdField
 def is_sharded(model: type[Model]) -> bool:
     """Return whether a model's rows live in shards: its primary key is a ``ShardIdField`` or refers to one.
 
-    The table that Django itself makes for a many-to-many relation lives beside the tables it joins.
+    The table that Django itself makes for a many-to-many relation lives beside the tables it joins. A model
+    as a migration sees it lives where the application has that model today, whatever its key was.
     """
     options = model._meta
-    if isinstance(_final(options.pk), ShardIdField):
-        return True
-    return bool(options.auto_created) and any(
-        isinstance(_final(field), ShardIdField) for field in options.local_fields if field.remote_field
+    if options.auto_created:
+        return any(
+            is_sharded(field.remote_field.model) for field in options.local_fields if field.remote_field
+        )
+    if isinstance(options.apps, StateApps):
+        ends = _ends().get((options.app_label, str(options.model_name)), frozenset())
+        if len(ends) == 1:
+            return next(iter(ends))
+    return isinstance(_final(options.pk), ShardIdField)
+
+
+_Name = tuple[str, str]
+"""An application's label, and a model's name in small letters."""
+
+
+@cache
+def _ends() -> dict[_Name, frozenset[bool]]:
+    """Return where each model that migrations name ends, by name: in shards, or not.
+
+    A name that belonged to several models can have both.
+    """
+    loader = MigrationLoader(None)
+    graph: Any = loader.graph
+    state = ProjectState(real_apps=loader.unmigrated_apps)
+    names: dict[_Name, list[_Name]] = {}
+    found: dict[_Name, set[bool]] = {}
+    plan = dict.fromkeys(key for leaf in sorted(graph.leaf_nodes()) for key in graph.forwards_plan(leaf))
+    for label, operation in ((key[0], one) for key in plan for one in graph.nodes[key].operations):
+        before = dict(state.models)
+        operation.state_forwards(label, state)
+        gone, made = set(before) - set(state.models), set(state.models) - set(before)
+        if len(gone) == len(made) == 1:  # It was renamed.
+            (old,), (new,) = gone, made
+            names[new] = [*names.pop(old, [old]), new]
+            continue
+        for key in gone:
+            for name in names.pop(key, [key]):
+                found.setdefault(name, set()).add(_has_shard_key(before, before[key]))
+        names.update({key: [key] for key in made})
+    for key, all_names in names.items():
+        model = apps.all_models[key[0]].get(key[1])
+        end = _has_shard_key(state.models, state.models[key]) if model is None else is_sharded(model)
+        for name in all_names:
+            found.setdefault(name, set()).add(end)
+    return {key: frozenset(ends) for key, ends in found.items()}
+
+
+def forget_ends() -> None:
+    """Read the migrations again when they are next asked for."""
+    _ends.cache_clear()
+
+
+def _has_shard_key(models: dict[_Name, ModelState], model: ModelState) -> bool:
+    keys: list[Any] = [field for field in model.fields.values() if getattr(field, "primary_key", False)]
+    others = [str(key.remote_field.model) for key in keys if key.remote_field]
+    if not keys:
+        others = [base for base in model.bases if isinstance(base, str)]
+    parents = [(label, name) for label, _, name in (other.lower().rpartition(".") for other in others)]
+    return any(isinstance(key, ShardIdField) for key in keys) or any(
+        _has_shard_key(models, models[parent]) for parent in parents if parent in models
     )
+
+
+def leave_unconstrained(model: type[Model]) -> None:
+    """Take the constraints off a migration's model that would tie shards to another database.
+
+    Its references, and those to it. The check of models wants that of today's; older migrations had them.
+    """
+    if not isinstance(model._meta.apps, StateApps):
+        return
+    fields: list[Any] = list(model._meta.local_fields)
+    for many in model._meta.local_many_to_many:
+        through: Any = many.remote_field.through
+        fields += through._meta.local_fields
+    fields += [relation.field for relation in model._meta.related_objects]
+    for field in fields:
+        if isinstance(field, ForeignKey) and is_sharded(field.model) != is_sharded(field.remote_field.model):
+            vars(field)["db_constraint"] = False
 
 
 def has_sharded_models(label: str) -> bool:

@@ -55,12 +55,12 @@ def shards_for_tests() -> Iterator[list[str]]:
     pool = {**found.get("POOL", {}), "max_size": wishes.shards + 10}
     with ExitStack() as stack:
         url = stack.enter_context(catalog_for_tests(wishes))
-        _migrate(url)
         forget_cluster()
         used = {**found, "CATALOG": url, "POOL": pool}
         stack.enter_context(override_settings(SHARDIDS=used))
         allow_tests(url)
         try:
+            _migrate(url)
             yield [alias_for(shard) for shard in range(wishes.shards)]
         finally:
             allow_tests(None)

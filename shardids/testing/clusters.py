@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import string
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -15,17 +15,21 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, MetaData
 from sqlalchemy.engine import URL
 
+from shardids.catalog.lookups import Value
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
 from shardids.client.cluster import Cluster
+from shardids.client.lookups import Claims, OwnRows
 from shardids.client.routing.sessions import RoutedSession, session_class
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
 from shardids.migrate.install import provision
+from shardids.models.columns import is_reference
+from shardids.models.lookups import lookups_of
 from shardids.pg.connections import translate
 from shardids.pg.embedded import temporary_server
 from shardids.pg.urls import parse_url, shown_url
-from shardids.tables import views
+from shardids.tables import lookups, references, views
 from shardids.testing.devcluster import MOST_NODES
 
 _NO_WORKER: Final = "main"
@@ -99,11 +103,34 @@ def catalog_for_tests(wishes: ClusterWishes) -> Iterator[str]:
         yield _with_password(url)
 
 
-def create_tables(cluster: Cluster, metadata: MetaData) -> None:
-    """Create the models' tables in every shard."""
-    for shard in cluster.placement.all_shards():
-        with cluster.at(shard=shard).engine.begin() as connection:
-            metadata.create_all(connection)
+@contextmanager
+def tables_of(metadata: MetaData, cluster: Cluster, catalog_url: str) -> Iterator[None]:
+    """Create the models' tables in every shard, their look-ups and counters, and their reference tables.
+
+    Reference tables, and what may refer to them, are dropped at the end: databases that replicate can't be.
+    """
+    tables = metadata.sorted_tables
+    referred = [table for table in tables if is_reference(table)]
+    own = [table for table in tables if table not in referred]
+    writer = min(cluster.placement.nodes)
+
+    def in_shards(change: Callable[..., None]) -> None:
+        for shard in cluster.placement.all_shards():
+            with cluster.at(shard=shard).engine.begin() as connection:
+                change(connection, tables=own)
+
+    with closing(Catalog(catalog_url)) as catalog, ExitStack() as stack:
+        for table in referred:
+            references.create_table(catalog, table.name, writer=writer, models=metadata)
+            stack.callback(references.drop_table, catalog, table.name)
+        if referred:
+            stack.callback(in_shards, metadata.drop_all)
+        in_shards(metadata.create_all)
+        for lookup in (lookup for table in tables for lookup in lookups_of(table)):
+            lookups.create(catalog, str(lookup))
+            lookups.backfill(catalog, str(lookup))
+        cluster.refresh()
+        yield
 
 
 def _provision(wishes: ClusterWishes, nodes: Mapping[str, URL]) -> None:
@@ -149,6 +176,13 @@ class _HeldNodes:
         self._stack = stack
         self._held: dict[Node, Connection] = {}
         self._query_node: Node | None = None
+        self.claims = Claims(
+            cluster._followed,
+            self._for_claims,
+            shard_count=cluster.shard_count,
+            schema_of=cluster.schema_of,
+            rows=_HeldRows(self._for_claims, cluster.schema_of),
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
@@ -170,6 +204,29 @@ class _HeldNodes:
             connection.begin()
             self._held[node] = connection
         return self._held[node]
+
+    def _for_claims(self, node: Node) -> Any:
+        return _InSavepoints(self.engine(node))
+
+
+class _InSavepoints:
+    """An engine as claims use it; a connection is a savepoint of the test's transaction."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        with self._held.begin_nested():
+            yield self._held
+
+
+class _HeldRows(OwnRows):
+    """Rows as the test's transaction sees them: nobody else writes, so nobody is waited for."""
+
+    def with_values(self, *where: Any, lock_ms: int | None = None) -> Sequence[Value]:
+        """Read them: see :class:`shardids.client.lookups.Rows`."""
+        return super().with_values(*where)
 
 
 @contextmanager

@@ -76,18 +76,19 @@ def shard_catalog_url(request: pytest.FixtureRequest) -> Iterator[str]:
 def shard_cluster(
     request: pytest.FixtureRequest, shard_catalog_url: str, shard_metadata: MetaData | None
 ) -> Iterator[Cluster]:
-    """A cluster with the tables of ``shard_metadata`` in every shard, for the whole run.
+    """A cluster that has all of ``shard_metadata``, for the whole run.
 
+    Its tables are in every shard, with their look-ups and counters, and its reference tables on every node.
     Only what ``shard_session`` does is rolled back.
     """
     from shardids.client.cluster import Cluster
-    from shardids.testing.clusters import create_tables
+    from shardids.testing.clusters import tables_of
 
     with ExitStack() as stack:
         with _errors_as_failures():
             cluster = stack.enter_context(Cluster.connect(shard_catalog_url))
-        if shard_metadata is not None and not _is_there_already(request.config):
-            create_tables(cluster, shard_metadata)
+            if shard_metadata is not None and not _is_there_already(request.config):
+                stack.enter_context(tables_of(shard_metadata, cluster, shard_catalog_url))
         yield cluster
 
 

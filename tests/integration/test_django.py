@@ -22,8 +22,9 @@ from tests.support.lengths import sampled
 from tests.support.moves import TwoNodes, two_nodes
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = "tests.support.django_project.settings"
-SUITE = "tests.support.django_project.suite"
+PROJECT = "tests.support.django_project"
+SETTINGS = f"{PROJECT}.settings"
+SUITE = f"{PROJECT}.suite"
 
 
 def run(url: URL, scene: str, *, before: str = "pass", module: str = "scenes", **more: str) -> None:
@@ -38,7 +39,7 @@ def run(url: URL, scene: str, *, before: str = "pass", module: str = "scenes", *
         text=True,
         check=False,
         timeout=300,
-        env=environment(SHARDIDS_CATALOG=dsn(url), DJANGO_SETTINGS_MODULE=SETTINGS, **more),
+        env=environment(**{"SHARDIDS_CATALOG": dsn(url), "DJANGO_SETTINGS_MODULE": SETTINGS, **more}),
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -82,6 +83,38 @@ def test_polls_in_shards(cluster_url: URL, scene: str) -> None:
 )
 def test_migrations(cluster_url: URL, scene: str) -> None:
     run(cluster_url, scene, module="migration_scenes")
+
+
+@pytest.mark.parametrize(
+    "scene",
+    sampled(
+        [
+            "its_migrations_run_where_its_models_are_today",
+            "the_default_key_issues_ids_in_shards_only",
+            "code_that_fails_leaves_its_shard_as_it_was",
+            "code_outside_a_transaction_is_begun_again",
+            "numbers_are_drawn_by_a_trigger_of_a_migration",
+        ],
+        every=5,
+    ),
+)
+def test_an_existing_application(cluster_url: URL, scene: str) -> None:
+    run(cluster_url, scene, module="existing_scenes", DJANGO_SETTINGS_MODULE=f"{PROJECT}.existing_settings")
+
+
+@pytest.mark.parametrize(
+    "scene",
+    sampled(
+        [
+            "commands_take_a_shard",
+            "the_command_line_names_shards",
+            "plain_transactions_are_the_chosen_shards",
+        ],
+        every=3,
+    ),
+)
+def test_commands(cluster_url: URL, scene: str) -> None:
+    run(cluster_url, scene, module="command_scenes")
 
 
 @pytest.mark.long

@@ -92,6 +92,72 @@ def test_after_it(shard_session):
 """
 
 
+ALL_MODELS = """
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+import shardids
+
+class Base(DeclarativeBase):
+    pass
+
+class Country(Base):
+    __tablename__ = "countries"
+    __table_args__ = shardids.reference_table()
+    code: Mapped[str] = mapped_column(primary_key=True)
+
+class User(Base):
+    __tablename__ = "users"
+    id: Mapped[int] = shardids.primary_key()
+    name: Mapped[str] = shardids.sharding_key(unique=True)
+    email: Mapped[str] = shardids.lookup_key(unique=True)
+    number: Mapped[str] = shardids.counter("user", per="day")
+    country: Mapped[str | None] = mapped_column(ForeignKey("shardids_ref.countries.code"))
+"""
+ALL_TESTS = """
+import pytest
+from models import Country, User
+from shardids import ShardidsError
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+@pytest.mark.parametrize("run", range(3))
+def test_claims_and_numbers_are_rolled_back(shard_cluster, shard_session, run):
+    found = {shard_cluster.shard_for(name): name for name in map(str, range(run, 99, 3))}
+    names = [found[shard] for shard in range(4)]
+    assert shard_session.scalars(select(User).where(User.email == "ann@example.com")).all() == []
+    ann = User(name=names[run], email="ann@example.com")
+    shard_session.add(ann)
+    shard_session.commit()
+    assert ann.number.endswith("0001")
+    assert shard_session.scalars(select(User).where(User.email == "ann@example.com")).one() is ann
+    shard_session.add(User(name=names[(run + 1) % 4], email="ann@example.com"))
+    with pytest.raises(IntegrityError, match="look-up"):
+        shard_session.commit()
+    shard_session.rollback()
+    shard_session.delete(ann)
+    shard_session.commit()
+    shard_session.add(User(name=names[(run + 1) % 4], email="ann@example.com"))
+    shard_session.commit()
+    with shard_cluster.sharded_session() as other:
+        assert other.scalars(select(User)).all() == []
+
+def test_reference_tables_are_on_every_node(shard_cluster, shard_session):
+    assert shard_session.scalars(select(Country)).all() == []
+    with shard_cluster.reference_session() as session:
+        session.add(Country(code="ES"))
+        session.commit()
+"""
+
+
+def test_all_of_the_metadata_is_made(folder: Path, server_url: URL, admin: psycopg.Connection) -> None:
+    (folder / "models.py").write_text(ALL_MODELS)
+    (folder / "test_users.py").write_text(ALL_TESTS)
+    ran = run_pytest(folder, "--shardids-server", dsn(server_url))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "4 passed" in ran.stdout
+    assert databases(admin) == set()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, source in (("models", MODELS), ("conftest", CONFTEST), ("test_users", TESTS)):

@@ -21,12 +21,18 @@ NameArgument = Annotated[str, typer.Argument(metavar="TABLE.COLUMN", help="The c
 @app.command()
 @takes("catalog", "dry-run")
 def create(run: Run, name: NameArgument) -> None:
-    """Make the place where a column's values are claimed. Idempotent; grants follow those of the table."""
+    """Make the place where a column's values are claimed; of empty tables, it is ready. Idempotent.
+
+    Grants follow those of the table.
+    """
     from shardids.tables import lookups
 
     there = run.catalog
     made = lookups.create(there, name, dry_run=run.dry)
     out.print(f"{name}: claims {'would be' if run.dry else 'are'} made in {len(made)} shards")
+    if not run.dry and lookups.backfill_if_empty(there, name):
+        out.print(f"{name}: rows can be looked up, and statements that claim nothing are refused")
+        return
     out.print(f"When all applications have the model with lookup_key(): shardids lookup backfill {name}")
 
 

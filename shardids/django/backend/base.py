@@ -13,7 +13,12 @@ from psycopg_pool import ConnectionPool
 from shardids.catalog.topology import Node
 from shardids.django.aliases import configuration, get_cluster, refuse_tests
 from shardids.django.backend import pools
-from shardids.django.backend.operations import DatabaseCreation, DatabaseIntrospection, DatabaseOperations
+from shardids.django.backend.operations import (
+    DatabaseClient,
+    DatabaseCreation,
+    DatabaseIntrospection,
+    DatabaseOperations,
+)
 from shardids.errors import BadArgument, ShardidsError
 
 
@@ -24,6 +29,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
     keeps the connection that it began on.
     """
 
+    client_class = DatabaseClient
     ops_class = DatabaseOperations
     creation_class = DatabaseCreation
     introspection_class = DatabaseIntrospection

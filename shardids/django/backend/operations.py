@@ -5,11 +5,15 @@ Tables of sharded models have the shard's schema before their names; no ``search
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.db.backends.postgresql import compiler, creation, introspection, operations
+from django.db import transaction
+from django.db.backends.postgresql import client, compiler, creation, introspection, operations
 
 from shardids.django.aliases import require_for_tests
+from shardids.django.backend import pools
 from shardids.django.sharded import tables
 from shardids.errors import BadArgument
 
@@ -40,6 +44,10 @@ class DatabaseOperations(operations.DatabaseOperations):
         clause: str = super().for_update_sql(nowait=nowait, skip_locked=skip_locked, of=bare, no_key=no_key)
         return clause
 
+    def sequence_reset_sql(self, style: Any, model_list: Any) -> list[str]:
+        """Return no statements: a shard's IDs come from its clock."""
+        return []
+
     @property
     def _in_schema(self) -> str:
         return f'"{self.connection.schema}".'
@@ -53,7 +61,7 @@ _TABLES = """
 
 
 class DatabaseIntrospection(introspection.DatabaseIntrospection):
-    """Django's own for PostgreSQL, except for the list of tables, which ``flush`` empties."""
+    """Django's own for PostgreSQL, with the shard's schema as the only one."""
 
     connection: DatabaseWrapper
 
@@ -61,6 +69,68 @@ class DatabaseIntrospection(introspection.DatabaseIntrospection):
         """Return the tables and views of the shard."""
         cursor.execute(_TABLES, [self.connection.schema])
         return [introspection.TableInfo(*row) for row in cursor.fetchall()]
+
+    def get_field_type(self, data_type: Any, description: Any) -> Any:
+        """Return the name of a column's field."""
+        if "next_id()" in (description.default or ""):
+            return "shardids.django.ShardIdField"
+        return super().get_field_type(data_type, description)
+
+    def get_table_description(self, cursor: Any, table_name: str) -> Any:
+        """Return the columns of a table."""
+        with self._in_path(cursor):
+            return super().get_table_description(cursor, table_name)
+
+    def get_sequences(self, cursor: Any, table_name: str, table_fields: Any = ()) -> Any:
+        """Return the sequences of a table."""
+        with self._in_path(cursor):
+            return super().get_sequences(cursor, table_name, table_fields)
+
+    def get_relations(self, cursor: Any, table_name: str) -> Any:
+        """Return the foreign keys of a table."""
+        with self._in_path(cursor):
+            return super().get_relations(cursor, table_name)
+
+    def get_constraints(self, cursor: Any, table_name: str) -> Any:
+        """Return the constraints and indexes of a table."""
+        with self._in_path(cursor):
+            return super().get_constraints(cursor, table_name)
+
+    @contextmanager
+    def _in_path(self, cursor: Any) -> Iterator[None]:
+        """Have Django's queries find the shard's tables, and leave the session as it was."""
+        with transaction.atomic(using=self.connection.alias):
+            cursor.execute("select current_setting('search_path')")
+            (before,) = cursor.fetchone()
+            cursor.execute(
+                "select set_config('search_path', format('%%I', %s), true)", [self.connection.schema]
+            )
+            yield
+            cursor.execute("select set_config('search_path', %s, true)", [before])
+
+
+class DatabaseClient(client.DatabaseClient):
+    """psql, on the shard's node and with its schema in ``search_path``."""
+
+    connection: DatabaseWrapper
+
+    def runshell(self, parameters: Any) -> None:
+        """Run psql."""
+        there = pools.address(self.connection.node())
+        settings = {name.upper(): there.get(name, "") for name in ("host", "port", "user", "password")}
+        self.connection.settings_dict = {
+            **settings,
+            "NAME": there.get("dbname", ""),
+            "OPTIONS": there,
+            "SCHEMA": self.connection.schema,
+        }
+        super().runshell(parameters)
+
+    @classmethod
+    def settings_to_cmd_args_env(cls, settings_dict: Any, parameters: Any) -> Any:
+        """Return the command and its environment."""
+        args, env = super().settings_to_cmd_args_env(settings_dict, parameters)
+        return args, {**(env or {}), "PGOPTIONS": f"-c search_path={settings_dict['SCHEMA']}"}
 
 
 class DatabaseCreation(creation.DatabaseCreation):
@@ -92,7 +162,12 @@ class _OnOneShard:
     def as_sql(self, *args: Any, **options: Any) -> Any:
         """Return the statement and its parameters. Raises BadArgument if it names an unsharded table."""
         written = super().as_sql(*args, **options)  # type: ignore[misc] # of Django's class beside this one
-        named: set[Any] = {getattr(one, "table_name", None) for one in self.query.alias_map.values()}
+        # A filter on a reference alone leaves the join that it began with, unused.
+        named: set[Any] = {
+            getattr(one, "table_name", None)
+            for alias, one in self.query.alias_map.items()
+            if self.query.alias_refcount[alias]
+        }
         if self.query.model is not None:
             named.add(self.query.model._meta.db_table)
         strangers = sorted(named & tables().others)

@@ -13,7 +13,7 @@ from django.db.migrations import Migration
 from django.db.migrations.executor import MigrationExecutor
 
 from shardids.django.fields import ShardIdField
-from shardids.django.sharded import has_sharded_models
+from shardids.django.sharded import forget_ends, has_sharded_models
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.migrate.environment import hash_of_file
 from shardids.migrate.plan import Heads, Route, Start
@@ -30,6 +30,7 @@ class ShardHistory:
     """
 
     def __init__(self) -> None:
+        forget_ends()
         without_database: Any = None
         executor = MigrationExecutor(without_database)
         self.loader = executor.loader
@@ -65,19 +66,28 @@ class ShardHistory:
         """
         if label is None:
             return None
-        there = [one for one in self.of_shards.values() if one.app_label == label]
-        if not there:
-            raise BadArgument(f"no application {label!r} has sharded models and migrations")
         if prefix is None:
+            self._of(label)
             keys = self.loader.graph.leaf_nodes(label)
         else:
-            keys = [(label, one.name) for one in there if one.name.startswith(prefix)]
-            keys = [key for key in keys if key[1] == prefix] or keys
-            if len(keys) != 1:
-                raise BadArgument(f"{len(keys)} migrations of {label} begin with {prefix!r}")
+            keys = [(label, self.named(label, prefix).partition(".")[2])]
         return frozenset(
             ".".join(each) for key in keys for each in self.loader.graph.forwards_plan(key)
         ) & frozenset(self.of_shards)
+
+    def named(self, label: str, prefix: str) -> str:
+        """Return the name of an application's only migration that begins so. Raises as :meth:`targets`."""
+        names = [name for name in self._of(label) if name.partition(".")[2].startswith(prefix)]
+        names = [name for name in names if name == f"{label}.{prefix}"] or names
+        if len(names) != 1:
+            raise BadArgument(f"{len(names)} migrations of {label} begin with {prefix!r}")
+        return names[0]
+
+    def _of(self, label: str) -> list[str]:
+        names = [name for name, one in self.of_shards.items() if one.app_label == label]
+        if not names:
+            raise BadArgument(f"no application {label!r} has sharded models and migrations")
+        return names
 
     def check_known(self, shard: int, node: str, heads: Start) -> None:
         """Refuse a shard with migrations that the code lacks, or with a part of what one replaces.

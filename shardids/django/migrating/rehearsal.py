@@ -1,5 +1,7 @@
 """Migrations as SQL: they run in an empty schema, their statements are recorded, and all is rolled back.
 
+Python code, and operations that send SQL past the schema editor, run on each shard instead.
+
 Django's operations ask the database for names of constraints and sequences, so their SQL can't be had without
 one. In the rehearsal's schema the tables are what the migrations before have made of them, without rows; next
 to nothing is locked.
@@ -16,17 +18,16 @@ from secrets import token_hex
 from threading import Lock
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
-from django.db.backends.postgresql import base, schema
-from django.db.migrations import Migration, RunPython
+from django.db import DatabaseError, router
+from django.db.migrations import Migration, RunPython, SeparateDatabaseAndState
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from psycopg import sql
 from sqlalchemy import Engine
 
-from shardids.django.backend import pools
 from shardids.django.migrating.history import ShardHistory
-from shardids.django.router import REHEARSAL, runs_in_shards
+from shardids.django.migrating.on_node import NodeConnection, ShardSchemaEditor
+from shardids.django.router import REHEARSAL
 from shardids.errors import BadArgument, ShardidsError
 from shardids.migrate.compiled import Compiled, Part, Stage, has_transaction, recorded
 from shardids.migrate.environment import VERSION_TABLE
@@ -52,18 +53,27 @@ while rows wait for a check."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """A migration's statements, each with its semicolon, in the order of sending."""
+    """A migration's statements, each with its semicolon, in the order of sending.
+
+    With a ``reason`` they don't do: the migration runs on each shard, from models as they were ``before``.
+    ``elsewhere`` describes its operations that are for other databases.
+    """
 
     name: str
-    statements: tuple[str, ...]
+    statements: tuple[str, ...] = ()
+    reason: str = ""
+    before: ProjectState | None = None
+    elsewhere: tuple[str, ...] = ()
 
 
-class _RecordingEditor(schema.DatabaseSchemaEditor):
+class _RecordingEditor(ShardSchemaEditor):
     """Runs statements and writes them down."""
 
     def __init__(self, connection: Any, collect_sql: bool = False, atomic: bool = True) -> None:
         super().__init__(connection, collect_sql, atomic)
         self.recorded: list[str] = []
+        self.reason = ""
+        """Why the statements don't do, if they don't."""
         self.operation: Operation | None = None
         """The operation that is run, for messages."""
         self._is_sending = False
@@ -90,10 +100,12 @@ class _RecordingEditor(schema.DatabaseSchemaEditor):
         finally:
             self._is_sending = False
 
-    def only_asks(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        """Let recorded statements through, and questions to PostgreSQL's own catalogs."""
+    def watches(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        """Note statements that are not recorded, except questions to PostgreSQL's own catalogs."""
         if not self._is_sending and not _OF_CATALOGS.match(sql):
-            raise BadArgument(f"it sends SQL that is not the schema editor's: {' '.join(sql.split())[:100]}")
+            if has_transaction(f"{sql};"):
+                raise BadArgument("it has BEGIN or COMMIT in its SQL")
+            self.reason = "it sends SQL that is not the schema editor's"
         return execute(sql, params, many, context)
 
 
@@ -108,8 +120,10 @@ def rehearse(
         applied: names of the migrations whose effect is there.
         pending: names of those to turn into SQL.
 
+    Python code does not run in it.
+
     Raises:
-        BadArgument: a migration can't be turned into SQL; the message names it, the operation, and why.
+        BadArgument: a migration can't be for shards; the message names it, the operation, and why.
         MissingPrivilege: the role may not create schemas.
         ConnectionFailed: the node is down.
     """
@@ -127,44 +141,60 @@ def rehearse(
             if name not in left:
                 continue
             left.discard(name)
-            statements = _run(migration, state, connection, is_past=name not in pending)
+            rehearsed = _run(migration, state, connection)
             if name in pending:
-                found.append(Rehearsed(name=name, statements=statements))
+                found.append(rehearsed)
     return found
 
 
-def _run(migration: Migration, state: ProjectState, connection: Any, *, is_past: bool) -> tuple[str, ...]:
+def _run(migration: Migration, state: ProjectState, connection: NodeConnection) -> Rehearsed:
     editor = _RecordingEditor(connection, atomic=False)
-    with _errors_named(migration, editor), connection.execute_wrapper(editor.only_asks):
+    beginning = state.clone()
+    elsewhere = list[str]()
+    with _errors_named(migration, editor), connection.execute_wrapper(editor.watches):
         with editor:
             for operation in migration.operations:
                 editor.operation = operation
                 before = state.clone()
                 operation.state_forwards(migration.app_label, state)
-                if operation.reduces_to_sql or not is_past:  # else it changed rows, or was faked
-                    _check(migration, operation)
-                    operation.database_forwards(migration.app_label, editor, before, state)
+                connection.answers.clear()
+                _run_operation(operation, migration.app_label, editor, before, state)
+                if connection.answers and not any(connection.answers):
+                    elsewhere.append(operation.describe())
             editor.operation = None
-        if migration.atomic and any(map(is_concurrent, editor.recorded)):
-            raise BadArgument(
-                "an index is built CONCURRENTLY in a transaction", hint="Set atomic = False in it."
-            )
+        if any(map(is_concurrent, editor.recorded)):
+            if migration.atomic:
+                raise BadArgument(
+                    "an index is built CONCURRENTLY in a transaction", hint="Set atomic = False in it."
+                )
+            if editor.reason:
+                raise BadArgument(
+                    f"an index is built CONCURRENTLY, and {editor.reason}", hint="Make it two migrations."
+                )
         editor.send(BETWEEN)
-    return tuple(editor.recorded)
+    return Rehearsed(
+        name=str(migration),
+        statements=tuple(editor.recorded),
+        reason=editor.reason,
+        before=beginning if editor.reason else None,
+        elsewhere=tuple(elsewhere),
+    )
 
 
-def _check(migration: Migration, operation: Operation) -> None:
-    """Refuse Python code that would run in shards."""
-    for inner in getattr(operation, "database_operations", ()):
-        _check(migration, inner)
-    if operation.reduces_to_sql or getattr(operation, "code", None) is RunPython.noop:
-        return
-    if runs_in_shards(migration.app_label, **getattr(operation, "hints", {})):
-        raise BadArgument(
-            "it runs Python code",
-            hint="Write it as RunSQL, or as a program over all shards. What is not for shards has"
-            " hints={'shards': False}.",
-        )
+def _run_operation(
+    operation: Operation, label: str, editor: _RecordingEditor, before: ProjectState, after: ProjectState
+) -> None:
+    """Run an operation, except Python code: that runs on each shard."""
+    if isinstance(operation, SeparateDatabaseAndState):
+        for inner in operation.database_operations:
+            then = before.clone()
+            inner.state_forwards(label, then)
+            _run_operation(inner, label, editor, before, then)
+            before = then
+    elif operation.reduces_to_sql or getattr(operation, "code", None) is RunPython.noop:
+        operation.database_forwards(label, editor, before, after)
+    elif router.allow_migrate(REHEARSAL, label, **getattr(operation, "hints", {})):
+        editor.reason = "it runs Python code"
 
 
 @contextmanager
@@ -179,27 +209,11 @@ def _errors_named(migration: Migration, editor: _RecordingEditor) -> Iterator[No
         raise BadArgument(f"{what}: {str(error).strip().splitlines()[0]}") from error
 
 
-class _Wrapper(base.DatabaseWrapper):
-    """Django's own connection to PostgreSQL, to where an engine connects."""
-
-    def __init__(self, engine: Engine) -> None:
-        settings = connections.configure_settings({DEFAULT_DB_ALIAS: {}, REHEARSAL: {"NAME": REHEARSAL}})
-        super().__init__(settings[REHEARSAL], REHEARSAL)
-        self._engine = engine
-
-    def get_connection_params(self) -> dict[str, Any]:
-        """Return psycopg's arguments."""
-        params = super().get_connection_params()
-        del params["dbname"]
-        return {**params, **pools.arguments_of(self._engine.url)}
-
-
 @contextmanager
-def _empty_schema(engine: Engine) -> Iterator[Any]:
+def _empty_schema(engine: Engine) -> Iterator[NodeConnection]:
     """Yield a connection in a transaction that has made an empty schema; it is rolled back at the end."""
     name = f"shardids_rehearsal_{token_hex(4)}"
-    connection = _Wrapper(engine)
-    try:
+    with NodeConnection(engine, REHEARSAL).used() as connection:
         try:
             connection.connect()
             connection.set_autocommit(False)
@@ -211,15 +225,8 @@ def _empty_schema(engine: Engine) -> Iterator[Any]:
             what = "the node that rehearses migrations"
             cause: Any = error.__cause__
             raise translate(cause, what=what, url=engine.url) or error from error
-        # Operations look it up, to ask what it can do.
-        connections[REHEARSAL] = connection
-        try:
-            yield connection
-        finally:
-            del connections[REHEARSAL]
-    finally:
         # Its transaction ends with it, uncommitted.
-        connection.close()
+        yield connection
 
 
 _PREFACE: Final = sql.SQL('create table {} (version_num text collate "C" primary key);')
@@ -234,15 +241,21 @@ _REMEDY: Final = (
 )
 
 
-class _Stage(Stage):
-    """A migration's parts. Its SQL may differ from run to run, as a default that is called does."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DjangoStage(Stage):
+    """A migration's parts. Its SQL may differ from run to run, as a default that is called does.
 
-    __slots__ = ()
+    With a ``reason`` the last part only records it, and ``before`` is the state of the models that it begins
+    with; an empty part before the last says that it needs statements outside a transaction.
+    """
+
+    before: ProjectState | None = None
+    elsewhere: tuple[str, ...] = ()
 
     def digest(self, count: int) -> str:
         """Return a digest of the file and the number of parts; of their SQL without a file."""
         if self.hash is None:
-            return super().digest(count)
+            return Stage.digest(self, count)
         return sha256(f"{self.hash} {len(self.parts)}".encode()).hexdigest()[:12]
 
 
@@ -272,7 +285,7 @@ class RouteCompiler:
     def _compile(self, route: Route) -> Compiled:
         stages = list(self._stages(route))
         preface = _PREFACE.format(_TABLE).as_string(None) if route.start is None else ""
-        in_parts = any(len(stage.parts) > 1 for stage in stages)
+        in_parts = any(len(stage.parts) > 1 or stage.reason for stage in stages)
         return Compiled(
             route=route,
             direction="up",
@@ -280,21 +293,31 @@ class RouteCompiler:
             preface=preface,
             stages=tuple(stages),
             sql="" if in_parts else _as_one(preface, stages),
+            reason=next((stage.reason for stage in stages if stage.reason), ""),
             remedy=_REMEDY,
         )
 
-    def _stages(self, route: Route) -> Iterator[Stage]:
+    def _stages(self, route: Route) -> Iterator[DjangoStage]:
         there = set(route.start or ())
         for one in self._rehearsed(route):
             end = self._history.after(one.name, there)
             texts = list(_recording(one.name, there - end))
             if self._is_fake:
                 texts.append(_UNMARK.format(_TABLE).as_string(None))
-            yield _Stage(
+            parts = tuple(_parts([*one.statements, *texts]))
+            if one.reason:
+                # The first stands for the Python code.
+                recording = Part(sql="\n".join(texts), in_transaction=True)
+                is_whole = self._history.of_shards[one.name].atomic
+                parts = (recording,) if is_whole else (Part(sql="", in_transaction=False), recording)
+            yield DjangoStage(
                 revision=one.name,
                 end=tuple(sorted(end)),
-                parts=tuple(_parts([*one.statements, *texts])),
+                parts=parts,
+                reason=one.reason,
                 hash=self._history.hash_of(one.name),
+                before=one.before,
+                elsewhere=one.elsewhere,
             )
             there = end
 
@@ -304,7 +327,7 @@ class RouteCompiler:
         known = {}
         if pending:
             known = {one.name: one for one in rehearse(self._history, self._engine, applied, pending)}
-        return [known.get(name) or Rehearsed(name=name, statements=()) for name in route.revisions]
+        return [known.get(name) or Rehearsed(name=name) for name in route.revisions]
 
 
 _TABLE: Final = sql.Identifier(VERSION_TABLE)

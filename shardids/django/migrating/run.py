@@ -13,13 +13,13 @@ from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import lost_shard
 from shardids.django.migrating.history import ShardHistory
-from shardids.django.migrating.rehearsal import RouteCompiler
+from shardids.django.migrating.playing import DjangoPlayer
+from shardids.django.migrating.rehearsal import Rehearsed, RouteCompiler, rehearse
 from shardids.errors import BadArgument, ShardidsError
 from shardids.migrate.compiled import Compiled
 from shardids.migrate.environment import VERSION_TABLE
 from shardids.migrate.lint import node_wide
 from shardids.migrate.plan import MigrationPlan, Outcome, Position, Route, RunReport, Start, make_plan
-from shardids.migrate.player import Player
 from shardids.migrate.runner import MOST_JOBS, Observer, Run, RunSettings, busy_outcome, until_free
 from shardids.migrate.status import State, read_state
 
@@ -65,6 +65,26 @@ class ShardMigrations:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._nodes.close()
+
+    def position(self, shard: int) -> Position:
+        """Return the migrations that a shard has run. Raises as :meth:`prepare`."""
+        self.placement.locate(shard)
+        state = read_state(self._nodes, self.placement, [shard], VERSION_TABLE)
+        if refused := self._refused([shard], state):
+            raise refused[shard]
+        return state.positions[shard]
+
+    def rehearsed(self, shard: int, name: str) -> Rehearsed:
+        """Return a migration as a shard's node has it, after those that it depends on.
+
+        Raises as :func:`shardids.django.migrating.rehearsal.rehearse`.
+        """
+        node = self.placement.locate(shard)
+        label, _, short = name.partition(".")
+        plan = {".".join(key) for key in self._history.loader.graph.forwards_plan((label, short))}
+        applied = (plan & set(self._history.of_shards)) - {name}
+        (found,) = rehearse(self._history, self._nodes[node.name], applied, [name])
+        return found
 
     def prepare(
         self,
@@ -162,8 +182,8 @@ class ShardMigrations:
             route_from=lambda start, _target: self._route_again(start, prepared),
             leases=leases,
             engines=self._nodes,
-            player_on=lambda name: Player(
-                self._nodes[name], VERSION_TABLE, settings.limits, epoch=leases.epoch
+            player_on=lambda name: DjangoPlayer(
+                self._history, self._nodes[name], VERSION_TABLE, settings.limits, epoch=leases.epoch
             ),
             settings=settings,
             failed_nodes={},

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from shardids._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from shardids.tables.lookups.claiming import Filled, Swept, backfill, sweep
+    from shardids.tables.lookups.claiming import Filled, Swept, backfill, backfill_if_empty, sweep
     from shardids.tables.lookups.lifecycle import create, drop, listed
 
 __all__ = [
     "Filled",
     "Swept",
     "backfill",
+    "backfill_if_empty",
     "create",
     "drop",
     "listed",
@@ -29,6 +30,7 @@ __getattr__, __dir__ = lazy_names(
         "Filled": "shardids.tables.lookups.claiming",
         "Swept": "shardids.tables.lookups.claiming",
         "backfill": "shardids.tables.lookups.claiming",
+        "backfill_if_empty": "shardids.tables.lookups.claiming",
         "create": "shardids.tables.lookups.lifecycle",
         "drop": "shardids.tables.lookups.lifecycle",
         "listed": "shardids.tables.lookups.lifecycle",

@@ -12,7 +12,7 @@ from shardids.catalog.lookups import Stamped, write_lookup
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import RegisteredLookup
 from shardids.client.lookups import Claims
-from shardids.errors import ClusterConflict, LookupBusy, ShardidsError
+from shardids.errors import ClusterConflict, LookupBusy, MissingPrivilege, ShardidsError
 from shardids.pg.queries import DROPPED_MEANWHILE
 from shardids.tables.lookups.lifecycle import check_guards, guard
 from shardids.tables.lookups.reading import (
@@ -85,6 +85,25 @@ def backfill(
             with catalog.engine.begin() as connection:
                 write_lookup(connection, replace(one.registered, is_ready=True))
     return done
+
+
+def backfill_if_empty(catalog: Catalog, name: str) -> bool:
+    """Make a look-up ready whose column has no rows yet; return whether it is ready now.
+
+    Raises as :func:`backfill`.
+    """
+    with opened(catalog, name) as one:
+        if one.registered.is_ready:
+            return True
+        try:
+            with required_reader(one) as reader:
+                if any(rows for shard in one.shards for rows in reader.rows(shard)):
+                    return False
+        except MissingPrivilege:
+            # A backfill says why it can't read them.
+            return False
+    backfill(catalog, name)
+    return True
 
 
 def _fill(

@@ -97,15 +97,20 @@ class Command(BaseCommand):
         for start, shards in shards_by_start(prepared.plan.pending).items():
             route = prepared.plan.routes[start]
             self.stdout.write(self.style.MIGRATE_HEADING(f"{_named(shards)}, from {shown(start or ())}:"))
-            for name in route.revisions:
-                self.stdout.write(f"  {name}")
+            stages: Any = prepared.compiled[route].stages
+            for stage in stages:
+                self.stdout.write(
+                    f"  {stage.revision}" + (stage.reason and f": {stage.reason}, on each shard")
+                )
+                for operation in stage.elsewhere:
+                    self.stdout.write(f"    not in shards: {operation}")
             if with_sql:
-                compiled = prepared.compiled[route]
-                parts = [part for stage in compiled.stages for part in stage.parts]
-                for part in parts:
-                    self.stdout.write(
-                        part.sql if part.in_transaction else f"-- outside a transaction\n{part.sql}"
-                    )
+                for stage in stages:
+                    if stage.reason:
+                        self.stdout.write(f"-- {stage.revision}: {stage.reason}")
+                    for part in stage.parts:
+                        outside = "" if part.in_transaction or stage.reason else "-- outside a transaction\n"
+                        self.stdout.write(outside + part.sql)
         for one in prepared.left_out:
             self.stdout.write(f"shard {one.shard}: {one.error}")
         if not prepared.plan.pending:
