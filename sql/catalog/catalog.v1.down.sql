@@ -2,6 +2,8 @@
 -- Locks:      ACCESS EXCLUSIVE on the catalog's tables.
 -- Privileges: ownership of schema shardids_catalog.
 
+drop view shardids_catalog.route;
+drop function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text);
 drop table shardids_catalog.recorded_schema, shardids_catalog.recorded_node, shardids_catalog.reference_deletion, shardids_catalog.reference_table, shardids_catalog.reference_writer,
   shardids_catalog.lookup, shardids_catalog.adoption, shardids_catalog.old_id_directory, shardids_catalog.old_id_rule, shardids_catalog.query_node,
   shardids_catalog.loss, shardids_catalog.move, shardids_catalog.skipped, shardids_catalog.placement, shardids_catalog.node, shardids_catalog.region,

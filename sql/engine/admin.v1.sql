@@ -267,7 +267,8 @@ begin
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'current_id', 'lagging_id',
-                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references'));
+                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references',
+                        'shard_for_key', 'shard_for_hash', 'refused_count'));
   execute (
     select format('grant usage on sequence %s to %I', string_agg(format('%I.id_counter', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
   execute (

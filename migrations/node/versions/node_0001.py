@@ -13,6 +13,7 @@ def upgrade() -> None:
         "engine/layout.v1.sql",
         "engine/schemas.v1.sql",
         "engine/decode.v1.sql",
+        "engine/keys.v1.sql",
         "engine/node.v1.sql",
         "engine/identity.v1.sql",
         "engine/engine.v1.sql",

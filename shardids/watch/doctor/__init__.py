@@ -1,7 +1,7 @@
 """Examination of a cluster: ``ask`` gathers facts from all nodes at once, checks judge them.
 
 Facts are plain records (``facts``). Each check is a pure function of them, in the module of its topic:
-placement, nodes, generators, tables, leftovers, references, access, contents. :func:`examine` changes nothing
+placement, nodes, generators, tables, leftovers, capture, references, access, contents. :func:`examine` changes nothing
 and installs nothing: the objects that it creates for the comparison of the engine are temporary and rolled
 back, and it does not create them with a read-only catalog.
 """
@@ -17,6 +17,7 @@ from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument
 from shardids.watch.doctor import (
     access,
+    capture,
     contents,
     generators,
     leftovers,
@@ -32,7 +33,7 @@ from shardids.watch.facts.rows import ShardingKey
 
 CHECKS: Final = tuple(
     one
-    for module in (placement, nodes, generators, tables, leftovers, references, access, contents)
+    for module in (placement, nodes, generators, tables, leftovers, capture, references, access, contents)
     for one in vars(module).values()
     if isinstance(one, Check)
 )
