@@ -1,9 +1,9 @@
 """Examination of a cluster: ``ask`` gathers facts from all nodes at once, checks judge them.
 
 Facts are plain records (``facts``). Each check is a pure function of them, in the module of its topic:
-placement, nodes, generators, tables, leftovers, capture, references, access, contents. :func:`examine` changes nothing
-and installs nothing: the objects that it creates for the comparison of the engine are temporary and rolled
-back, and it does not create them with a read-only catalog.
+placement, nodes, generators, tables, leftovers, capture, references, access, contents. :func:`examine`
+changes nothing and installs nothing: the objects that it creates for the comparison of the engine are
+temporary and rolled back, and it does not create them with a read-only catalog.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72851235274752
+    START WITH 72932839653376
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72907069849601
+    START WITH 72988674228225
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2095,6 +2095,43 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.drop_staging(adoption text) IS 'Drops the tables of stage that an adoption has made, and their schemas if nothing else is in them';
+
+
+--
+-- Name: drop_unknown(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_unknown(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  schema constant name := shardids.schema_of(shard);
+  node constant text := (select n.name from shardids.node n);
+  dependents text;
+begin
+  lock table shardids.shard in share row exclusive mode;
+  if exists (select from shardids.shard s where s.id = drop_unknown.shard) then
+    raise exception using
+      errcode = 'SI007', hint = 'An old copy is dropped by: shardids shard purge.',
+      message = format('shard %s is a shard of node "%s"', shard, node);
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with schema %I on node "%s"', dependents, schema, node),
+      hint = 'Drop it, or let it depend on something outside of the schema.';
+  end if;
+  execute format('drop schema if exists %I cascade', schema);
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_unknown(shard integer) IS 'Drops a schema that has a shard''s name and is no shard of this node';
 
 
 --
@@ -4978,7 +5015,7 @@ $$;
 -- Name: FUNCTION refuse_while_references_change(); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
+COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves, acceptances of losses and adoptions while a row of a reference table is being deleted, or their writer moved';
 
 
 --
@@ -5621,8 +5658,8 @@ CREATE TABLE shardids_catalog.move (
     ended_at timestamp with time zone,
     outcome text,
     CONSTRAINT move_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
-    CONSTRAINT move_check1 CHECK (((target <> source) OR (step = 'accept loss'::text))),
-    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text, 'accepted'::text])))
+    CONSTRAINT move_check1 CHECK ((target <> source)),
+    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
 );
 
 
@@ -5630,7 +5667,7 @@ CREATE TABLE shardids_catalog.move (
 -- Name: TABLE move; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
+COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
 
 
 --
@@ -5673,6 +5710,64 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
     NO MAXVALUE
     CACHE 1
 );
+
+
+--
+-- Name: loss; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.loss (
+    id bigint DEFAULT nextval('shardids_catalog.move_id_seq'::regclass) NOT NULL,
+    shard integer NOT NULL,
+    node text NOT NULL,
+    home text NOT NULL,
+    high_water_tick bigint NOT NULL,
+    epoch uuid NOT NULL,
+    accepted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    completed_at timestamp with time zone
+);
+
+
+--
+-- Name: TABLE loss; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.loss IS 'Shards that were lost with a node and whose loss was accepted, with the homes that they were given';
+
+
+--
+-- Name: COLUMN loss.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.node IS 'The node that the shard was lost with';
+
+
+--
+-- Name: COLUMN loss.home; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.home IS 'The node that has it since: its newest copy was there, or it was created there again, empty';
+
+
+--
+-- Name: COLUMN loss.high_water_tick; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.high_water_tick IS 'The tick above which the home issues IDs';
+
+
+--
+-- Name: COLUMN loss.epoch; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.epoch IS 'Of the leases of the command that accepted the loss';
+
+
+--
+-- Name: COLUMN loss.completed_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.completed_at IS 'When the home was activated and old replication removed; null: not yet';
 
 
 --
@@ -6063,9 +6158,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385012617938206722);
-INSERT INTO shard_0000.kept VALUES (385012617938206723);
-INSERT INTO shard_0000.kept VALUES (385012617938206724);
+INSERT INTO shard_0000.kept VALUES (385021109046607874);
+INSERT INTO shard_0000.kept VALUES (385021109046607875);
+INSERT INTO shard_0000.kept VALUES (385021109046607876);
 
 
 --
@@ -6099,8 +6194,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713165802493863095/5/16745', 1, 4301707302278266880, '757', '2026-11-28 10:22:41.195603+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713165802493863095/5/16745', 1, 4301707302278266880, '758', '2026-11-28 10:22:41.246346+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713174498374352368/5/16763', 1, 4158687227783675904, '757', '2026-11-28 10:56:25.644322+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713174498374352368/5/16763', 1, 4158687227783675904, '758', '2026-11-28 10:56:25.692696+00', NULL);
 
 
 --
@@ -6126,11 +6221,17 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 10:22:40.495128+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 10:56:24.871855+00');
 
 
 --
 -- Data for Name: lookup; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: loss; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -6145,7 +6246,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 10:22:41.272273+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 10:56:25.706314+00', NULL);
 
 
 --
@@ -6234,7 +6335,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4301707394072428185, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4158687319579861647, true);
 
 
 --
@@ -6248,7 +6349,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4301707394072428106, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4158687319579861577, true);
 
 
 --
@@ -6283,7 +6384,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91794161177, true);
+SELECT pg_catalog.setval('shardids.step_1', 91796185631, true);
 
 
 --
@@ -6318,7 +6419,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91794161226, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91796185673, true);
 
 
 --
@@ -6437,6 +6538,14 @@ ALTER TABLE ONLY shardids_catalog.lookup
 
 ALTER TABLE ONLY shardids_catalog.lookup
     ADD CONSTRAINT lookup_pkey PRIMARY KEY (table_name, column_name);
+
+
+--
+-- Name: loss loss_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.loss
+    ADD CONSTRAINT loss_pkey PRIMARY KEY (id);
 
 
 --
@@ -6567,6 +6676,13 @@ CREATE UNIQUE INDEX adoption_under_way ON shardids_catalog.adoption USING btree 
 
 
 --
+-- Name: loss_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX loss_shard_idx ON shardids_catalog.loss USING btree (shard) WHERE (completed_at IS NULL);
+
+
+--
 -- Name: move_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -6627,6 +6743,13 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.regi
 --
 
 CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
+
+
+--
+-- Name: loss refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.loss FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
 
 
 --
@@ -6964,6 +7087,13 @@ REVOKE ALL ON FUNCTION shardids.drop_route(part regclass, route name, adoption t
 --
 
 REVOKE ALL ON FUNCTION shardids.drop_staging(adoption text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_unknown(shard integer) FROM PUBLIC;
 
 
 --
