@@ -19,7 +19,9 @@ from tests.support.clusters import catalog_at
 from tests.support.faults import scaled
 from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
 
-TABLE = "create table {s}.photos (id bigint primary key default {s}.next_id(), title text)"
+TABLES = """
+    create table {s}.users (id bigint primary key default {s}.next_id(), name text);
+    create table {s}.notes (id bigint primary key, body text)"""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def purged(url: str, shard: int) -> bool:
 
 
 def test_a_purge_whose_session_ends_fails_by_name_and_is_repeated(nodes: TwoNodes) -> None:
-    shard, failures = nodes.new_shard(TABLE), 0
+    shard, failures = nodes.new_shard(TABLES), 0
     views.follow(nodes.catalog)
     mover.move(nodes.catalog, shard, "b")
     for place in count(1, scaled(5, 1)):
