@@ -162,15 +162,14 @@ class _OnOneShard:
     def as_sql(self, *args: Any, **options: Any) -> Any:
         """Return the statement and its parameters. Raises BadArgument if it names an unsharded table."""
         written = super().as_sql(*args, **options)  # type: ignore[misc] # of Django's class beside this one
-        # A filter on a reference alone leaves the join that it began with, unused.
-        named: set[Any] = {
-            getattr(one, "table_name", None)
-            for alias, one in self.query.alias_map.items()
-            if self.query.alias_refcount[alias]
-        }
+        named: set[Any] = {getattr(one, "table_name", None) for one in self.query.alias_map.values()}
         if self.query.model is not None:
             named.add(self.query.model._meta.db_table)
-        strangers = sorted(named & tables().others)
+        # A filter on a reference alone leaves the join that it began with, which is not written.
+        texts = [text for text, _ in (written if isinstance(written, list) else [written])]
+        strangers = sorted(
+            table for table in named & tables().others if any(f'"{table}"' in text for text in texts)
+        )
         if strangers:
             raise BadArgument(
                 f"shard {self.connection.shard} has no table {', '.join(strangers)}: its model is elsewhere",
