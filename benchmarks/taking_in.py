@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from benchmarks.report import Measure, Section, figure
 from shardids.adopt import adoption
 from shardids.adopt.plan.document import Hop, Kind, OldIds, Plan, TablePlan
+from shardids.adopt.plan.planning import COPIED_ROWS_PER_S
 from shardids.catalog.rows import Catalog
 from shardids.pg.embedded import EmbeddedServer, temporary_servers
 from shardids.replication.steps import Event, StepBegun
@@ -73,7 +74,7 @@ def run(rounds: int) -> Section:
         " until the nodes have caught up. The pause is from the lock at the source to open shards.",
         measures=(measure("rows copied", "rows/s", rates), measure("no writes are taken", "ms", pauses_ms)),
         ratios=(
-            figure("rows a second, median", _median(rates), at_least=100_000),
+            figure("rows a second, median", _median(rates), at_least=COPIED_ROWS_PER_S),
             figure("pause, worst, ms", max(pauses_ms), at_most=500),
             figure("longest write at the source during the switch, ms", max(waits_ms), at_most=500),
             figure("p99 of writes, copying ÷ before", _median(ratios), at_most=2),

@@ -493,6 +493,7 @@ def test_the_command_draws_the_tables_and_writes_the_plan(shop: URL, planned: Pl
     assert "── public.order_items  derived by order_id" in done.stdout
     assert "1,999 of 2,000 rows refer to rows of public.users" in done.stdout
     assert "64 shards on 2 nodes" in done.stdout
+    assert "duration       copy about a minute, comparison no longer" in done.stdout
     assert f"Written to {tmp_path / 'plan.toml'}" in done.stderr
     plan = read_plan(tmp_path / "plan.toml")
     assert [table.name for table in plan.tables] == [table.name for table in planned.plan.tables]
@@ -512,6 +513,7 @@ def test_json_says_the_same(shop: URL, tmp_path: Path):
     assert len(said["tables"]) == 11
     assert said["blocked"] is (done.exit_code == 3)
     assert said["forecast"]["shard_count"] == said["shard_count"] == 64
+    assert 0 < said["forecast"]["copy_s"] < 60
     assert said["file"] == str(tmp_path / "plan.toml")
 
 

@@ -9,7 +9,14 @@ import pytest
 from shardids.adopt.plan.findings import Facts, find_all
 from shardids.adopt.plan.inventory import Inventory
 from shardids.adopt.plan.paths import Wishes, sort_tables
-from shardids.adopt.plan.planning import suggest_nodes, suggest_shards
+from shardids.adopt.plan.planning import (
+    COPIED_ROW_BYTES,
+    COPIED_ROWS_PER_S,
+    copy_duration,
+    suggest_nodes,
+    suggest_shards,
+)
+from shardids.cli.adopt.shown import shown_duration
 from tests.support.adoption import SERVER, inventory
 
 GB = 1_000_000_000
@@ -83,3 +90,18 @@ def test_shards_and_nodes_are_suggested_by_size_and_number_of_tables(
 ):
     assert suggest_nodes(size)[0] == nodes
     assert suggest_shards(size, tables, nodes)[0] == shards
+
+
+def test_the_copy_takes_as_long_as_its_rows_or_their_bytes():
+    """Large rows count as several."""
+    assert copy_duration(0, 0) == 0
+    assert copy_duration(60 * COPIED_ROWS_PER_S, 1) == 60
+    assert copy_duration(1, 3600 * COPIED_ROWS_PER_S * COPIED_ROW_BYTES) == 3600
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "a minute"), (59, "a minute"), (90, "2 min"), (7100, "118 min"), (7200, "2 h"), (360_000, "100 h")],
+)
+def test_a_duration_is_said_in_minutes_or_hours(seconds: float, said: str):
+    assert shown_duration(seconds) == said

@@ -30,6 +30,10 @@ _TABLES_A_NODE: Final = 100_000
 """With more tables in one database, its catalogs are slow, and so is pg_dump."""
 _LARGE_SHARE: Final = 0.01
 """From which part of a table's rows a key is a large one."""
+COPIED_ROWS_PER_S: Final = 100_000
+"""The least that ``make bench`` accepts, with all servers on one machine; rows are compared as fast."""
+COPIED_ROW_BYTES: Final = 114
+"""The size of its rows, with their indexes."""
 _READ_TABLES: Final = 20
 """Of how many tables, the largest ones and the root, rows are read to see how they are spread."""
 
@@ -55,6 +59,7 @@ class Forecast:
         shard_rows: estimated number of rows by shard, of the tables in ``read_tables``.
         is_exact: all their rows were read.
         largest: the keys with the largest part of a table's rows.
+        copy_s: estimated duration of the copy; a comparison of all rows takes no longer.
     """
 
     split_rows: int
@@ -69,6 +74,7 @@ class Forecast:
     read_tables: Sequence[str]
     is_exact: bool
     largest: Sequence[LargeKey]
+    copy_s: float
 
 
 def forecast(facts: Facts, reader: Reader, shard_count: int | None) -> Forecast:
@@ -96,10 +102,12 @@ def forecast(facts: Facts, reader: Reader, shard_count: int | None) -> Forecast:
         for bucket, count in one.shards.items():
             # Whatever the hash is modulo a multiple of the count, it says the shard.
             shard_rows[bucket % shard_count] += round(count * scale)
+    split_rows = sum(_rows(facts, name, spread) for name in tables)
+    reference_bytes = sum(table.size_bytes for table in facts.copied() if table.sql not in tables)
     return Forecast(
-        split_rows=sum(_rows(facts, name, spread) for name in tables),
+        split_rows=split_rows,
         split_bytes=split_bytes,
-        reference_bytes=sum(table.size_bytes for table in facts.copied() if table.sql not in tables),
+        reference_bytes=reference_bytes,
         bytes_a_day=bytes_a_day,
         growth_from=growth_from,
         node_count=node_count,
@@ -109,6 +117,7 @@ def forecast(facts: Facts, reader: Reader, shard_count: int | None) -> Forecast:
         read_tables=list(spread),
         is_exact=all(one.is_exact for one in spread.values()),
         largest=_largest(spread),
+        copy_s=copy_duration(split_rows, split_bytes + reference_bytes),
     )
 
 
@@ -116,6 +125,11 @@ def _rows(facts: Facts, name: str, spread: Mapping[str, Spread]) -> int:
     """Return a table's number of rows: as they were counted, or else as the server estimates."""
     one = spread.get(name)
     return one.rows if one is not None and one.is_exact else facts.inventory.tables[name].rows
+
+
+def copy_duration(rows: int, size_bytes: int) -> float:
+    """Return how many seconds the copy takes where it was measured; large rows count as several."""
+    return max(rows, size_bytes / COPIED_ROW_BYTES) / COPIED_ROWS_PER_S
 
 
 def suggest_nodes(expected_bytes: float) -> tuple[int, list[str]]:

@@ -192,6 +192,9 @@ def _suggestion(forecast: Forecast) -> Group:
     rows.append(("on every node", decimal(forecast.reference_bytes)))
     growth = "not known" if forecast.bytes_a_day is None else f"{decimal(round(forecast.bytes_a_day))} a day"
     rows.append(("growth", f"{growth}, from {forecast.growth_from}" if forecast.bytes_a_day else growth))
+    rows.append(
+        ("duration", f"copy about {shown_duration(forecast.copy_s)}, comparison no longer; measure yours")
+    )
     rows.append(("suggested", f"{forecast.shard_count} shards on {forecast.node_count} nodes"))
     if counts := sorted(forecast.shard_rows.values()):
         read = "exactly" if forecast.is_exact else "estimated from a sample"
@@ -207,6 +210,14 @@ def _suggestion(forecast: Forecast) -> Group:
     ]
     rows += [("rule", rule) for rule in forecast.rules]
     return Group(*(Text.assemble((name.ljust(15), "bold"), said) for name, said in rows))
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a duration as people read an estimate."""
+    if seconds < 60:
+        return "a minute"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{round(seconds / 3600)} h"
 
 
 def _shown(text: str) -> str:
