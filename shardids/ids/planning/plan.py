@@ -15,7 +15,7 @@ from shardids.ids.planning.load import SECONDS_A_YEAR, Load, Node
 from shardids.ids.text import checked_integer
 
 HEADROOM: Final = 0.5
-"""How much of its IDs per second a shard uses in the busiest one: the rest is for shards that are not alike."""
+"""The share of its IDs per second that a shard uses in the busiest one: the rest is for uneven loads."""
 MEASURED_SHARDS: Final = 1024
 """The most shards with tables on one node into which docs/benchmarks.md has measured inserts."""
 _FURTHEST: Final = 1000.0
