@@ -290,7 +290,7 @@ ELSEWHERE = Table("loose", MetaData(), primary_key_column("id"), Column("owner",
         (Sensor, [{"name": "x"}], {"id": "name"}, "holds no IDs"),
         (SQL_DEFAULT, [{"owner": "ann"}], {"key": "owner"}, "is an SQL expression"),
         (WRAPPED, [{"owner": "ann"}], {"shard": 5}, "needs an SQL expression"),
-        (ELSEWHERE, [ANN], {"shard": 5}, "names its schema"),
+        (ELSEWHERE, [ANN], {"shard": 5}, "has a schema"),
     ],
 )
 def test_what_can_not_be_copied_is_refused_before_it_begins(

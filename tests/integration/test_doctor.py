@@ -597,7 +597,7 @@ def test_a_shard_that_went_past_an_id_that_led(pair: Pair) -> None:
     run(a, f"select shardids.advance_past(1, {ahead})")
     (finding,) = examined(a).findings
     assert (finding.check, finding.shards) == ("ticks-ahead", (1,))
-    assert "sessions with after= (advance_past) went past an ID that led" in finding.to_do
+    assert "sessions with after= (advance_past) went past an ID from the future" in finding.to_do
 
 
 def test_a_check_that_there_is_not(pair: Pair) -> None:

@@ -485,7 +485,7 @@ def test_a_decider_that_cannot_be_asked_leaves_its_transactions(bank: Bank) -> N
         (outcome,) = resolve(catalog, older_than_s=0).outcomes
     assert outcome.result == "left"
     assert outcome.error is not None
-    assert "no such node" in outcome.error.hint
+    assert "not in the catalog" in outcome.error.hint
 
 
 def test_others_can_neither_forge_a_decision_nor_delete_one(bank: Bank, make_role: MakeRole) -> None:

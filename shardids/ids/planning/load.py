@@ -62,7 +62,7 @@ class Load:
             _check(self, "keep_years", 0, above=True, highest=_MOST_YEARS)
 
     def rate(self, year: float) -> float:
-        """Return the mean IDs a second after so many years."""
+        """Return the mean IDs per second after so many years."""
         try:
             return self.ids_per_second * math.exp(math.log1p(self.growth) * year)
         except OverflowError:

@@ -15,7 +15,7 @@ from shardids.ids.planning.load import SECONDS_A_YEAR, Load, Node
 from shardids.ids.text import checked_integer
 
 HEADROOM: Final = 0.5
-"""How much of its IDs a second a shard uses in the busiest one: the rest is for shards that are not alike."""
+"""The share of its IDs per second that a shard uses in the busiest one: the rest is for uneven loads."""
 MEASURED_SHARDS: Final = 1024
 """The most shards with tables on one node into which docs/benchmarks.md has measured inserts."""
 _FURTHEST: Final = 1000.0
@@ -99,7 +99,7 @@ def validate(
     most = load.most() / shards
     unit_ms = layout.unit_ms if isinstance(layout, ForeignLayout) else 1
     if most > HEADROOM * layout.ids_per_second:
-        unit = "a millisecond" if unit_ms == 1 else f"in {unit_ms:,} ms"
+        unit = "per millisecond" if unit_ms == 1 else f"in {unit_ms:,} ms"
         why.append(
             f"IDs {unit}: a shard of {shards:,} needs {most / 1000 * unit_ms:,.4g} at the peak;"
             f" half of its {layout.sequence_limit:,} are {layout.sequence_limit // 2:,}"

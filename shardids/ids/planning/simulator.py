@@ -243,5 +243,5 @@ def _require_playable(
         )
     if not 0 <= skew_ms <= _LONGEST_AHEAD_MS or not 0 <= times * ids_per_second <= _MOST_A_SECOND:
         raise BadArgument(
-            f"skew_ms must be from 0 to {_LONGEST_AHEAD_MS}, and a burst to {_MOST_A_SECOND:g} IDs a second"
+            f"skew_ms must be from 0 to {_LONGEST_AHEAD_MS}, and a burst to {_MOST_A_SECOND:g} IDs per second"
         )
