@@ -31,7 +31,7 @@ KEY_TYPES: Final = ("smallint", "integer", "bigint", "text", "character varying"
 class Column:
     """A column. Names of types, collations and sequences have schemas unless they are PostgreSQL's own.
 
-    Fields with a default are read for whole definitions only, and ``sequences`` also for an inventory.
+    Fields from ``sql`` on are read for whole definitions only; ``sequences`` also for an inventory.
 
     Attributes:
         builtin_type: its type's name in ``pg_catalog``; ``None`` for domains, enums, arrays and types of
@@ -73,6 +73,13 @@ class Column:
     def is_narrow(self) -> bool:
         """Returns whether it is an integer that has no room for an ID of a shard."""
         return self.builtin_type in ("int2", "int4")
+
+    @property
+    def is_drawn(self) -> bool:
+        """Returns whether a new row that brings no value gets one: by a default, or as an identity."""
+        return (
+            self.is_identity or bool(self.sequences) or (self.default is not None and not self.is_generated)
+        )
 
     @property
     def is_generated(self) -> bool:

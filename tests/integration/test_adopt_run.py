@@ -241,6 +241,22 @@ def test_shards_that_are_in_use_are_refused(shop: Shop) -> None:
     assert 'node "a" already has a table public.lines' in refused.value.message
 
 
+def test_shards_whose_ids_name_another_shard_are_refused(shop: Shop) -> None:
+    table = f"{schema(0)}.users"
+    with shop.connected(shop.catalog.node_of(0).name) as node:
+        for change, has in (
+            ("set default 7", "has the default 7"),
+            (f"set default {schema(1)}.next_id()", "has the default shard_0001.next_id()"),
+            ("drop default", "has no default"),
+        ):
+            node.execute(f"alter table {table} alter id {change}".encode())
+            with pytest.raises(AdoptionRefused, match=rf"users.*id.* {re.escape(has)}: clients look") as no:
+                adoption.check(shop.catalog, shop.plan)
+            assert "set default next_id()" in (no.value.hint or "")
+        node.execute(f"alter table {table} alter id set default {schema(0)}.next_id()".encode())
+    adoption.check(shop.catalog, shop.plan)
+
+
 def test_rows_that_differ_are_named(shop: Shop) -> None:
     adoption.run(shop.catalog, shop.plan)
     with shop.connected("a") as node:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardids.adopt.plan.findings import Facts, find_all
+from shardids.adopt.plan.facts import Facts
+from shardids.adopt.plan.findings import find_all
 from shardids.adopt.plan.inventory import Inventory
 from shardids.adopt.plan.paths import Wishes, sort_tables
 from shardids.adopt.plan.planning import suggest_nodes, suggest_shards

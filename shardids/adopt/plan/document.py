@@ -106,6 +106,11 @@ class TablePlan:
     rows: int = 0
     size_bytes: int = 0
 
+    @property
+    def root_key(self) -> str | None:
+        """Returns the key's column, if the table is the root."""
+        return self.key if self.kind is Kind.ROOT else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

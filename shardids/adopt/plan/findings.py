@@ -3,101 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from psycopg import sql
-
+from shardids.adopt.plan import losses
 from shardids.adopt.plan.document import Finding, Kind, Severity
-from shardids.adopt.plan.inventory import ForeignKey, Inventory, Key, Table
-from shardids.adopt.plan.paths import Sorted, Way, Wishes
-from shardids.adopt.plan.source import Checked
+from shardids.adopt.plan.facts import (
+    Facts,
+    blocks,
+    column_name,
+    foreign_key_name,
+    id_column,
+    needs_relay,
+    not_kept,
+    note,
+    shown_name,
+    some_names,
+)
+from shardids.adopt.plan.inventory import ForeignKey, Key, Table
+from shardids.adopt.plan.paths import Way
 from shardids.catalog.counters import COUNTER_TABLES
-from shardids.pg.definitions import Column
 from shardids.pg.reader import SOURCE_HINT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The inventory, how its tables are sorted, and what their rows say.
-
-    ``skips``: why no rows were read.
-    """
-
-    inventory: Inventory
-    wishes: Wishes
-    sorted: Sorted
-    checked: Mapping[str, Checked]
-    skips: str | None = None
-
-    def split(self) -> Iterator[tuple[Table, Way]]:
-        """Yield the tables whose rows are split, with how these find their keys."""
-        for name, way in self.sorted.ways.items():
-            yield self.inventory.tables[name], way
-
-    def copied(self) -> Iterator[Table]:
-        """Yield the tables whose rows are copied: those that are split, and reference tables."""
-        for name, table in self.inventory.tables.items():
-            if self.sorted.kind(name) is not Kind.LOOSE:
-                yield table
-
-    def is_split(self, table: str) -> bool:
-        """Return whether a table's rows are split."""
-        return self.sorted.kind(table).is_split
-
-    @cached_property
-    def root_key(self) -> Column:
-        """Returns the column of the root that holds the key."""
-        return self.inventory.tables[self.wishes.root].columns[self.wishes.root_key]
-
-
-def find(severity: Severity, subject: str, reason: str, remedy: str) -> Finding:
-    """Return a finding."""
-    return Finding(severity=severity, subject=subject, reason=reason, remedy=remedy)
-
-
-blocks = partial(find, Severity.BLOCKS)
-needs_relay = partial(find, Severity.NEEDS_RELAY)
-not_kept = partial(find, Severity.NOT_KEPT)
-note = partial(find, Severity.NOTE)
-
-
-def column_name(table: str, *columns: str) -> str:
-    """Return columns with their table's name, as SQL writes it."""
-    if len(columns) == 1:
-        return f"{table}.{shown_name(columns[0])}"
-    return f"{table} ({', '.join(map(shown_name, columns))})"
-
-
-def foreign_key_name(key: ForeignKey) -> str:
-    """Return a foreign key's columns with their table's name."""
-    return column_name(key.table, *key.columns)
-
-
-def shown_name(name: str) -> str:
-    """Return an identifier as SQL writes it, in quotes only if it needs them."""
-    is_plain = name.isascii() and name.isidentifier() and name.islower()
-    return name if is_plain else sql.Identifier(name).as_string()
-
-
-def id_column(table: Table) -> Column | None:
-    """Return the primary key's column, if it is one of an integer type or uuid."""
-    if len(table.primary_key) != 1:
-        return None
-    column = table.columns[table.primary_key[0]]
-    return column if column.family in ("integer", "uuid") else None
-
-
-_MOST_NAMES = 8
-
-
-def some_names(names: list[str]) -> str:
-    """Return names for a message: some of them, and how many more there are."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-
 
 _ROWS: Final = {True: "", False: "in a sample: "}
 
@@ -360,123 +286,6 @@ def _server(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _large_objects(facts: Facts) -> Iterator[Finding]:
-    count = facts.inventory.server.large_objects
-    if not count:
-        return
-    columns = [
-        column_name(table.sql, column.name)
-        for table in facts.copied()
-        for column in table.columns.values()
-        if column.type in ("oid", "lo")
-    ]
-    yield find(
-        Severity.BLOCKS if columns else Severity.NOT_KEPT,
-        some_names(columns) or "large objects",
-        f"the source has {count:,} large objects, which logical replication does not copy",
-        "Keep their contents in columns of type bytea, or outside the database.",
-    )
-
-
-def _sequences(facts: Facts) -> Iterator[Finding]:
-    drawn = []
-    for table, _ in facts.split():
-        one = id_column(table)
-        for column in table.columns.values():
-            if not column.sequences:
-                continue
-            if one is not None and column.name == one.name and one.family == "integer":
-                drawn.append(column_name(table.sql, column.name))
-            else:
-                yield not_kept(
-                    column_name(table.sql, column.name),
-                    f"it is numbered by sequence {column.sequences[0]}: each shard numbers its own rows,"
-                    " after the source's last number",
-                    "Take the ID instead, or number rows within their key.",
-                )
-    if drawn:
-        yield note(
-            some_names(drawn),
-            "they draw from sequences; in the shards new rows draw from next_id()",
-            "Inserts that call nextval themselves have to be changed.",
-        )
-
-
-def _generated(facts: Facts) -> Iterator[Finding]:
-    columns = [
-        column_name(table.sql, column.name)
-        for table in facts.copied()
-        for column in table.columns.values()
-        if column.is_generated
-    ]
-    if columns:
-        yield note(
-            some_names(columns),
-            "generated columns are not copied: the shards generate them again",
-            "Every node needs the functions that they call.",
-        )
-
-
-_OF_TABLES: Final = {
-    "trigger": "Create it in the shards by a migration. Rows that are copied do not fire it.",
-    "rule": "Do what it does in the application, or create it in the shards by a migration.",
-    "row security policy": "Create it in the shards by a migration.",
-}
-
-
-def _of_tables(facts: Facts) -> Iterator[Finding]:
-    for thing in facts.inventory.things:
-        if thing.table is not None and facts.sorted.kind(thing.table) is not Kind.LOOSE:
-            subject = f"{thing.table}, {shown_name(thing.name)}"
-            yield not_kept(subject, f"a {thing.kind} does not come along", _OF_TABLES[thing.kind])
-
-
-_OTHERS: Final = {
-    "view": (
-        Severity.NOT_KEPT,
-        "views",
-        "Create them in the shards by a migration; over all shards: the query node.",
-    ),
-    "materialized view": (
-        Severity.NOT_KEPT,
-        "materialized views",
-        "Create them in the shards by a migration.",
-    ),
-    "sequence": (
-        Severity.NOT_KEPT,
-        "sequences that no column owns",
-        "Draw IDs by next_id() instead; adopt prepare makes those that a default draws from, one in each"
-        " shard.",
-    ),
-    "function": (Severity.NOT_KEPT, "functions", "Create them on every node, by a revision for nodes."),
-    "event trigger": (
-        Severity.NOT_KEPT,
-        "event triggers",
-        "Create them on every node, if they are needed there.",
-    ),
-    "enum": (Severity.NOTE, "enums", "shardids adopt prepare makes those of columns, on every node."),
-    "domain": (Severity.NOTE, "domains", "shardids adopt prepare makes those of columns, on every node."),
-    "range type": (Severity.NOTE, "range types", "Create them on every node before the tables."),
-    "composite type": (Severity.NOTE, "composite types", "Create them on every node before the tables."),
-    "extension": (Severity.NOTE, "extensions", "Install those that the tables need on every node."),
-    "publication": (
-        Severity.NOTE,
-        "publications of the source",
-        "Their subscribers receive no writes after the switch.",
-    ),
-}
-
-
-def _others(facts: Facts) -> Iterator[Finding]:
-    names = defaultdict(list)
-    for thing in facts.inventory.things:
-        if thing.table is None:
-            names[thing.kind].append(thing.name)
-    for kind, (severity, what, remedy) in _OTHERS.items():
-        if kind in names:
-            yield find(severity, some_names(names[kind]), f"{what} do not come along", remedy)
-
-
 _RESERVED: Final = frozenset(
     {"shardids_version", "shardids_load", "id_counter", "id_offset", "alembic_version", *COUNTER_TABLES}
 )
@@ -623,9 +432,5 @@ _FINDERS: Sequence[Callable[[Facts], Iterator[Finding]]] = (
     _uniques,
     _narrow,
     _server,
-    _large_objects,
-    _sequences,
-    _generated,
-    _of_tables,
-    _others,
+    *losses.FINDERS,
 )

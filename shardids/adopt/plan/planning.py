@@ -10,7 +10,8 @@ from typing import Final
 from sqlalchemy.engine import URL
 
 from shardids.adopt.plan.document import Hop, Kind, OldIds, Plan, TablePlan
-from shardids.adopt.plan.findings import Facts, column_name, find_all, foreign_key_name, id_column
+from shardids.adopt.plan.facts import Facts, column_name, foreign_key_name, id_column
+from shardids.adopt.plan.findings import find_all
 from shardids.adopt.plan.inventory import Table, read_inventory
 from shardids.adopt.plan.paths import Way, parents_first, read_wishes, sort_tables
 from shardids.adopt.plan.source import LARGEST_KEYS, SAMPLE_ROWS, Reader, Source, Spread, check_rows
@@ -192,7 +193,9 @@ def reasons(facts: Facts) -> dict[str, str]:
 
 def _reason(facts: Facts, name: str, users: Mapping[str, str]) -> str:
     if way := facts.sorted.ways.get(name):
-        return _split(name, way)
+        drawn = facts.drawn_keys(facts.inventory.tables[name], way)
+        filled = [f"{one} from {default}" for one, default in drawn.items() if default is not None]
+        return _split(name, way) + (f" New rows draw {' and '.join(filled)}." if filled else "")
     if facts.sorted.kind(name) is Kind.REFERENCE:
         why = "as wished" if name in facts.wishes.references else f"{users[name]} refers to it"
         return f"Reference: {why}. Every node gets all rows."
