@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Final
 
 from psycopg import sql
 
 from shardids.adopt.plan.document import Finding, Kind, Severity
 from shardids.adopt.plan.drawing import drawn_keys
+from shardids.adopt.plan.guesses import Guess
 from shardids.adopt.plan.inventory import ForeignKey, Inventory, Table
 from shardids.adopt.plan.paths import Sorted, Way, Wishes
 from shardids.adopt.plan.source import Checked
@@ -20,7 +22,8 @@ from shardids.pg.definitions import Column
 class Facts:
     """The inventory, how its tables are sorted, and what their rows say.
 
-    ``skips``: why no rows were read.
+    ``skips``: why no rows were read. ``guesses``: what rows say of columns that are called like keys.
+    ``highest``: the highest ID of tables that are split.
     """
 
     inventory: Inventory
@@ -28,6 +31,13 @@ class Facts:
     sorted: Sorted
     checked: Mapping[str, Checked]
     skips: str | None = None
+    guesses: Sequence[Guess] = ()
+    highest: Mapping[str, int] = field(default_factory=dict)
+
+    def against(self, table: str) -> str:
+        """Return what rows say against the guesses for a table, in words, if they say any."""
+        found = [one.evidence() for one in self.guesses if one.key.table == table and not one.is_likely]
+        return f"; {found[0]}" if found else ""
 
     def split(self) -> Iterator[tuple[Table, Way]]:
         """Yield the tables whose rows are split, with how these find their keys."""
@@ -105,3 +115,14 @@ def some_names(names: list[str]) -> str:
     """Return names for a message: some of them, and how many more there are."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+GB: Final = 1_000_000_000
+
+
+def shown_size(size_bytes: float) -> str:
+    """Return a size as people read it."""
+    for unit, size in (("TB", 1_000 * GB), ("GB", GB), ("MB", 1_000_000), ("kB", 1_000)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:,.3g} {unit}"
+    return f"{size_bytes:.0f} bytes"

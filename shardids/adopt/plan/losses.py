@@ -39,7 +39,7 @@ def _large_objects(facts: Facts) -> Iterator[Finding]:
 
 
 def _drawn(facts: Facts) -> Iterator[Finding]:
-    """Find what fills keys and other columns of new rows, and what will in the shards."""
+    """Find the defaults of keys and of numbered columns, at the source and in the shards."""
     by_sequence, brought = [], []
     for table, way in facts.split():
         drawn, one = facts.drawn_keys(table, way), id_column(table)

@@ -8,7 +8,8 @@ from sqlalchemy import Connection
 
 from shardids.adopt.plan.document import TablePlan
 from shardids.adopt.plan.drawing import NEXT_ID, drawn_keys
-from shardids.adopt.run.sides import ROUTE, Sides, Taker
+from shardids.adopt.plan.obstacles import ROUTE
+from shardids.adopt.run.sides import Sides, Taker
 from shardids.pg.definitions import Column, Definition, has_rows, read_definitions
 from shardids.pg.queries import quoted
 from shardids.replication.subscriptions import Refusal

@@ -335,6 +335,7 @@ def prepare(catalog: Catalog, plan: Plan, *, source: str | None = None, with_gra
     url = source_url(catalog, plan.source, source)
     with opened_sides(catalog, plan, url, name="shardids_adopt_prepare") as sides:
         wanted = {table.name: table for table in plan.tables if table.kind is not Kind.LOOSE}
+        sides.await_source()
         with sides.source.engine.connect() as connection:
             structures = read_definitions(connection, wanted, is_whole=True)
             types = read_types(connection, wanted)

@@ -14,7 +14,7 @@ from shardids.cli.printing import err, out, print_json, print_warnings
 from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
-    from shardids.adopt.adoption import Result
+    from shardids.adopt.adopter import Result
 
 app = typer.Typer(help="Take an existing PostgreSQL database into shards.", no_args_is_help=True)
 
@@ -71,12 +71,13 @@ def plan(
         ),
     ],
     root: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="TABLE[.COLUMN]",
-            help="The table that all others are split by, and its key; default: its primary key.",
+            help="The table that all others are split by, and its key; default: its primary key. Without it"
+            " the command proposes some.",
         ),
-    ],
+    ] = None,
     key: Annotated[
         list[str] | None,
         typer.Option(metavar="TABLE.COLUMN", help="A column that holds the root's key. Repeatable."),
@@ -87,6 +88,19 @@ def plan(
     loose: Annotated[
         list[str] | None, typer.Option(metavar="TABLE", help="A table that stays at the source. Repeatable.")
     ] = None,
+    unowned: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE=WHERE",
+            help="Where rows go whose key is NULL: source, where they stay, or a shard. Repeatable.",
+        ),
+    ] = None,
+    guess: Annotated[
+        bool,
+        typer.Option(
+            "--guess", help="Where foreign keys are missing, go by names such as user_id, if the rows agree."
+        ),
+    ] = False,
     shards: Annotated[
         int | None, typer.Option(min=1, max=65536, help="How many shards; default: as many as are suggested.")
     ] = None,
@@ -124,6 +138,8 @@ def plan(
             keys=key or (),
             references=reference or (),
             loose=loose or (),
+            unowned=unowned or (),
+            guess=guess,
             shard_count=shards,
             sample_rows=sample,
             via=via,
