@@ -161,7 +161,7 @@ begin
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
-    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
+    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end
 $$;

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72786810765312
+    START WITH 72928544686080
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72842645340161
+    START WITH 72984379260929
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -4810,7 +4810,7 @@ begin
   execute format('grant usage on schema shardids_catalog to %I', role);
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
-    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory,'
+    ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
 end
 $$;
@@ -5571,6 +5571,66 @@ COMMENT ON COLUMN shardids_catalog.old_id_directory.shards IS 'Two bytes an ID, 
 
 
 --
+-- Name: old_id_filling; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.old_id_filling (
+    table_name text NOT NULL,
+    node text NOT NULL,
+    last bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE old_id_filling; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.old_id_filling IS 'Directories that are being filled: the last ID of each node that is in it';
+
+
+--
+-- Name: old_id_list; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.old_id_list (
+    table_name text NOT NULL,
+    first bigint NOT NULL,
+    ids bytea NOT NULL,
+    shards bytea NOT NULL,
+    CONSTRAINT old_id_list_check CHECK (((length(shards) * 4) = length(ids))),
+    CONSTRAINT old_id_list_ids_check CHECK ((((length(ids) >= 8) AND (length(ids) <= 8192)) AND ((length(ids) % 8) = 0)))
+);
+
+
+--
+-- Name: TABLE old_id_list; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.old_id_list IS 'The shards of old IDs that lie far apart, up to 1,024 a row';
+
+
+--
+-- Name: COLUMN old_id_list.first; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.old_id_list.first IS 'The lowest ID of the row';
+
+
+--
+-- Name: COLUMN old_id_list.ids; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.old_id_list.ids IS 'In order, eight bytes an ID, the highest first, two''s complement';
+
+
+--
+-- Name: COLUMN old_id_list.shards; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.old_id_list.shards IS 'Two bytes an ID, the higher first: its shard';
+
+
+--
 -- Name: old_id_rule; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -5890,9 +5950,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (384978288331718658);
-INSERT INTO shard_0000.kept VALUES (384978288398827524);
-INSERT INTO shard_0000.kept VALUES (384978288398827525);
+INSERT INTO shard_0000.kept VALUES (385015050319953922);
+INSERT INTO shard_0000.kept VALUES (385015050319953923);
+INSERT INTO shard_0000.kept VALUES (385015050319953924);
 
 
 --
@@ -5926,8 +5986,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '757', '2026-11-28 08:06:16.348966+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713130653118603650/5/16730', 1, 3125766422232301568, '758', '2026-11-28 08:06:16.411362+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713168291147156479/5/16763', 1, 2363426632183578624, '757', '2026-11-28 10:32:21.107744+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713168291147156479/5/16763', 1, 2363426632183578624, '758', '2026-11-28 10:32:21.154625+00', NULL);
 
 
 --
@@ -5953,7 +6013,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 08:06:15.598802+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 10:32:20.24977+00');
 
 
 --
@@ -5972,11 +6032,23 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 08:06:16.445387+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 10:32:21.180301+00', NULL);
 
 
 --
 -- Data for Name: old_id_directory; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: old_id_filling; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: old_id_list; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -6054,14 +6126,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3125766514018278073, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2363426723978319854, true);
 
 
 --
@@ -6075,7 +6147,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3125766514018277966, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2363426723978319765, true);
 
 
 --
@@ -6110,7 +6182,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91785976329, true);
+SELECT pg_catalog.setval('shardids.step_1', 91794741086, true);
 
 
 --
@@ -6145,7 +6217,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91785976398, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91794741141, true);
 
 
 --
@@ -6288,6 +6360,22 @@ ALTER TABLE ONLY shardids_catalog.node
 
 ALTER TABLE ONLY shardids_catalog.old_id_directory
     ADD CONSTRAINT old_id_directory_pkey PRIMARY KEY (table_name, chunk);
+
+
+--
+-- Name: old_id_filling old_id_filling_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.old_id_filling
+    ADD CONSTRAINT old_id_filling_pkey PRIMARY KEY (table_name, node);
+
+
+--
+-- Name: old_id_list old_id_list_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.old_id_list
+    ADD CONSTRAINT old_id_list_pkey PRIMARY KEY (table_name, first);
 
 
 --
@@ -6477,6 +6565,22 @@ ALTER TABLE ONLY shardids_catalog.reference_deletion
 
 ALTER TABLE ONLY shardids_catalog.old_id_directory
     ADD CONSTRAINT old_id_directory_table_name_fkey FOREIGN KEY (table_name) REFERENCES shardids_catalog.old_id_rule(table_name) ON UPDATE CASCADE ON DELETE CASCADE;
+
+
+--
+-- Name: old_id_filling old_id_filling_table_name_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.old_id_filling
+    ADD CONSTRAINT old_id_filling_table_name_fkey FOREIGN KEY (table_name) REFERENCES shardids_catalog.old_id_rule(table_name) ON UPDATE CASCADE ON DELETE CASCADE;
+
+
+--
+-- Name: old_id_list old_id_list_table_name_fkey; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.old_id_list
+    ADD CONSTRAINT old_id_list_table_name_fkey FOREIGN KEY (table_name) REFERENCES shardids_catalog.old_id_rule(table_name) ON UPDATE CASCADE ON DELETE CASCADE;
 
 
 --
