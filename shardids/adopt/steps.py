@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from sqlalchemy import text
@@ -19,7 +20,7 @@ from shardids.catalog.old_ids import (
     BY_FAN_OUT,
     BY_KEY,
     OldIdRule,
-    fill_directory,
+    fill_from,
     write_old_ids,
 )
 from shardids.catalog.rows import Catalog
@@ -220,13 +221,14 @@ class Actions:
         self._note_pause()
 
     def list_old_ids(self) -> None:
-        """Fill the directories of old IDs, each in one transaction with its rule."""
+        """Fill the directories of old IDs; a table has its rule once its directory is whole."""
         for rule in self._rules(directory=BY_DIRECTORY):
             if rule.rule == BY_DIRECTORY:
+                for taker in self._sides.takers:
+                    ids = partial(staging.old_ids, taker, self._sides, rule)
+                    fill_from(self._catalog.engine, rule.table, taker.side.name, ids)
                 with self._catalog.engine.begin() as connection:
                     write_old_ids(connection, rules=[rule])
-                    for taker in self._sides.takers:
-                        fill_directory(connection, rule.table, staging.old_ids(taker, self._sides, rule))
 
     def clean(self) -> None:
         """Drop what brought the rows; the barrier stays, so that nobody writes where nobody reads."""

@@ -1,20 +1,23 @@
 """Old IDs in the catalog: which IDs were issued before the cluster, and the shards of their rows.
 
 An old ID does not contain its shard. Each adopted table has a rule that finds the shards of its old IDs. For
-rule ``directory`` the catalog has a list: 4,096 consecutive IDs are a row of
-``shardids_catalog.old_id_directory``. Each function runs in the connection's transaction.
+rule ``directory`` the catalog has them: where IDs lie close, 4,096 consecutive ones are a row of
+``shardids_catalog.old_id_directory``; those that lie far apart, as such that carry a time do, are listed in
+``shardids_catalog.old_id_list``. Each function with a connection runs in its transaction.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict
@@ -30,9 +33,12 @@ __all__ = [
     "OldIdRules",
     "chunk_of",
     "fill_directory",
+    "fill_from",
     "forget_old_ids",
     "lowest_new_id",
+    "read_chunks",
     "read_directory",
+    "read_lists",
     "shard_in",
     "tables_of",
     "write_old_ids",
@@ -44,6 +50,10 @@ _NONE: Final = 0xFFFF
 """The entry of a directory for an ID that no row had."""
 _IDS_A_TIME: Final = 200_000
 """How many IDs are collected before they are written."""
+_DENSE: Final = 64
+"""From how many IDs on a chunk takes less room than a list of them."""
+_LISTED: Final = 512
+"""How many IDs a new row of the list has; ``sql/catalog/old_ids.v1.sql`` allows twice as many."""
 _CHUNKS_A_TIME: Final = 512
 """How many chunks are written together: 4 MiB."""
 _CLOCKS_DIFFER: Final = timedelta(days=1)
@@ -93,10 +103,15 @@ def write_old_ids(connection: Connection, *, rules: Iterable[OldIdRule], below: 
             {"table": rule.table, "column": rule.column, "rule": str(rule.rule)},
         )
         if rule.rule != BY_DIRECTORY:
-            connection.execute(
-                text("delete from shardids_catalog.old_id_directory where table_name = :table"),
-                {"table": rule.table},
-            )
+            for name in ("directory", "list"):
+                connection.execute(
+                    text(f"delete from shardids_catalog.old_id_{name} where table_name = :table"),  # noqa: S608 -- a constant
+                    {"table": rule.table},
+                )
+        connection.execute(
+            text("delete from shardids_catalog.old_id_filling where table_name = :table"),
+            {"table": rule.table},
+        )
     return number
 
 
@@ -141,7 +156,7 @@ def fill_directory(connection: Connection, table: str, pairs: Iterable[tuple[int
 
     Args:
         connection: to the catalog.
-        table: an adopted table with rule ``directory``.
+        table: an adopted table with rule ``directory``, or ``fan-out`` until the directory is whole.
         pairs: IDs, each with the shard of its row.
 
     Raises:
@@ -177,7 +192,7 @@ def _directory(connection: Connection, table: str) -> tuple[range, int]:
                    case c.time_bits + c.shard_bits + c.sequence_bits
                      when 64 then 0 else -1::bigint << 63 end as lowest
             from shardids_catalog.old_id_rule r, shardids_catalog.cluster c
-            where r.table_name = :table and r.rule = 'directory' for update of r"""),
+            where r.table_name = :table and r.rule <> 'key' for update of r"""),
         {"table": table},
     ).one_or_none()
     if row is None:
@@ -185,18 +200,143 @@ def _directory(connection: Connection, table: str) -> tuple[range, int]:
     return range(row.lowest, row.below), int(row.shard_count)
 
 
+def fill_from(
+    engine: Engine, table: str, node: str, pairs_after: Callable[[int | None], Iterable[tuple[int, int]]]
+) -> None:
+    """Add the old IDs of a node to a table's directory, some at a time; go on where an earlier call ended.
+
+    ``pairs_after``: returns the IDs above one, each with its shard, in order; ``None``: all.
+
+    Raises:
+        BadArgument, ClusterConflict: see :func:`fill_directory`.
+    """
+    where = {"table": table, "node": node}
+    with engine.begin() as connection:
+        last = connection.scalar(
+            text(
+                "select last from shardids_catalog.old_id_filling where table_name = :table and node = :node"
+            ),
+            where,
+        )
+    pairs = iter(pairs_after(last))
+    while some := list(islice(pairs, _IDS_A_TIME)):
+        with engine.begin() as connection:
+            fill_directory(connection, table, some)
+            connection.execute(
+                text("""
+                    insert into shardids_catalog.old_id_filling values (:table, :node, :last)
+                    on conflict (table_name, node) do update set last = excluded.last"""),
+                where | {"last": some[-1][0]},
+            )
+
+
 def _write(connection: Connection, table: str, chunks: Mapping[int, Mapping[int, int]]) -> None:
+    if not chunks:
+        return
+    far: dict[int, int] = {}
     for numbers in batches(sorted(chunks), _CHUNKS_A_TIME):
-        there = read_directory(connection, table, numbers)
-        stored = [_with(there.get(number, b""), table, number, chunks[number]) for number in numbers]
+        there = read_chunks(connection, table, numbers)
+        dense = [number for number in numbers if number in there or len(chunks[number]) >= _DENSE]
+        for number in set(numbers).difference(dense):
+            far |= {(number << _CHUNK_BITS) + place: shard for place, shard in chunks[number].items()}
+        stored = [_with(there.get(number, b""), table, number, chunks[number]) for number in dense]
         connection.execute(
             text("""
                 insert into shardids_catalog.old_id_directory (table_name, chunk, shards)
                 select :table, chunk, shards from unnest(cast(:chunks as bigint[]), cast(:shards as bytea[]))
                        as filled (chunk, shards)
                 on conflict (table_name, chunk) do update set shards = excluded.shards"""),
-            {"table": table, "chunks": numbers, "shards": stored},
+            {"table": table, "chunks": dense, "shards": stored},
         )
+    _write_list(connection, table, far)
+    _require_one_shard(connection, table, chunks, far)
+
+
+def _write_list(connection: Connection, table: str, ids: Mapping[int, int]) -> None:
+    """Merge IDs that lie far apart into the rows of the list."""
+    if not ids:
+        return
+    firsts = _firsts(connection, table, min(ids), max(ids))
+    groups: defaultdict[int | None, dict[int, int]] = defaultdict(dict)
+    for id_, shard in ids.items():
+        at = bisect_right(firsts, id_)
+        groups[firsts[at - 1] if at else None][id_] = shard
+    for some in batches(list(groups), _CHUNKS_A_TIME):
+        there = _rows_of_list(connection, table, [first for first in some if first is not None])
+        rows: dict[int, tuple[bytes, bytes]] = {}
+        for first in some:
+            merged = dict(there.get(first, {})) if first is not None else {}
+            for id_, shard in groups[first].items():
+                if merged.setdefault(id_, shard) != shard:
+                    raise _two_shards(table, id_, merged[id_], shard)
+            for part in batches(sorted(merged), _LISTED if len(merged) > 2 * _LISTED else 2 * _LISTED):
+                rows[part[0]] = _packed(part, merged)
+        connection.execute(
+            text("""
+                insert into shardids_catalog.old_id_list (table_name, first, ids, shards)
+                select :table, filled.* from unnest(
+                  cast(:firsts as bigint[]), cast(:ids as bytea[]), cast(:shards as bytea[])) filled
+                on conflict (table_name, first)
+                do update set ids = excluded.ids, shards = excluded.shards"""),
+            {
+                "table": table,
+                "firsts": list(rows),
+                "ids": [packed for packed, _ in rows.values()],
+                "shards": [packed for _, packed in rows.values()],
+            },
+        )
+
+
+def _packed(ids: Sequence[int], shards: Mapping[int, int]) -> tuple[bytes, bytes]:
+    return _swapped(array("q", ids)).tobytes(), _swapped(array("H", map(shards.__getitem__, ids))).tobytes()
+
+
+def _require_one_shard(
+    connection: Connection, table: str, chunks: Mapping[int, Mapping[int, int]], far: Mapping[int, int]
+) -> None:
+    """Require that IDs of chunks are not in the list with another shard."""
+    dense = {
+        id_: shard
+        for number, places in chunks.items()
+        for place, shard in places.items()
+        if (id_ := (number << _CHUNK_BITS) + place) not in far
+    }
+    if not dense:
+        return
+    for some in batches(_firsts(connection, table, min(dense), max(dense)), _CHUNKS_A_TIME):
+        for listed in _rows_of_list(connection, table, some).values():
+            for id_ in listed.keys() & dense.keys():
+                if listed[id_] != dense[id_]:
+                    raise _two_shards(table, id_, listed[id_], dense[id_])
+
+
+def _firsts(connection: Connection, table: str, lowest: int, highest: int) -> list[int]:
+    """Return the lowest IDs of the rows of a table's list that may have IDs between two, in order."""
+    found = connection.scalars(
+        text("""
+            select first from shardids_catalog.old_id_list
+            where table_name = :table and first <= :highest
+              and first >= coalesce((select max(first) from shardids_catalog.old_id_list
+                                     where table_name = :table and first <= :lowest), :lowest)
+            order by first"""),
+        {"table": table, "lowest": lowest, "highest": highest},
+    )
+    return list(found)
+
+
+def _rows_of_list(connection: Connection, table: str, firsts: Sequence[int]) -> dict[int, dict[int, int]]:
+    """Return the IDs of rows of a table's list, each with its shard."""
+    rows = connection.execute(
+        text("""
+            select first, ids, shards from shardids_catalog.old_id_list
+            where table_name = :table and first = any(cast(:firsts as bigint[]))"""),
+        {"table": table, "firsts": firsts},
+    )
+    return {row.first: _unpacked(row.ids, row.shards) for row in rows}
+
+
+def _unpacked(ids: bytes, shards: bytes) -> dict[int, int]:
+    return dict(zip(_swapped(array("q", bytes(ids))), _swapped(array("H", bytes(shards))), strict=True))
 
 
 def _with(stored: bytes, table: str, number: int, ids: Mapping[int, int]) -> bytes:
@@ -210,7 +350,22 @@ def _with(stored: bytes, table: str, number: int, ids: Mapping[int, int]) -> byt
     return _swapped(found).tobytes()
 
 
-def read_directory(connection: Connection, table: str, chunks: Sequence[int]) -> dict[int, bytes]:
+def read_directory(connection: Connection, table: str, ids: Collection[int]) -> dict[int, int]:
+    """Return the shards that a table's directory has for IDs, without those that it does not have."""
+    found: dict[int, int] = {}
+    wanted = list(ids)
+    for numbers in batches(sorted({chunk_of(id_) for id_ in wanted}), _CHUNKS_A_TIME):
+        chunks = read_chunks(connection, table, numbers)
+        for id_ in wanted:
+            if (shard := shard_in(chunks.get(chunk_of(id_), b""), id_)) is not None:
+                found[id_] = shard
+    if missing := [id_ for id_ in wanted if id_ not in found]:
+        listed = read_lists(connection, table, missing)
+        found |= {id_: listed[id_] for id_ in missing if id_ in listed}
+    return found
+
+
+def read_chunks(connection: Connection, table: str, chunks: Sequence[int]) -> dict[int, bytes]:
     """Return those chunks of a table's directory that are there; :func:`shard_in` reads one."""
     rows = connection.execute(
         text("""
@@ -219,6 +374,24 @@ def read_directory(connection: Connection, table: str, chunks: Sequence[int]) ->
         {"table": table, "chunks": chunks},
     )
     return {row.chunk: bytes(row.shards) for row in rows}
+
+
+def read_lists(connection: Connection, table: str, ids: Sequence[int]) -> dict[int, int]:
+    """Return all of the rows of a table's list that may have these IDs, each ID with its shard."""
+    found: dict[int, int] = {}
+    for some in batches(ids, _CHUNKS_A_TIME):
+        rows = connection.execute(
+            text("""
+                select distinct l.first, l.ids, l.shards
+                from unnest(cast(:ids as bigint[])) wanted (id)
+                cross join lateral (
+                  select * from shardids_catalog.old_id_list l
+                  where l.table_name = :table and l.first <= wanted.id order by l.first desc limit 1) l"""),
+            {"table": table, "ids": some},
+        )
+        for row in rows:
+            found |= _unpacked(row.ids, row.shards)
+    return found
 
 
 def tables_of(connection: Connection, rules: OldIdRules, shard_count: int, id_: int) -> dict[str, int | None]:
@@ -232,8 +405,7 @@ def tables_of(connection: Connection, rules: OldIdRules, shard_count: int, id_: 
         if rule.rule == BY_KEY:
             found[table] = shard_for_key(id_, shard_count)
         elif rule.rule == BY_DIRECTORY:
-            chunk = read_directory(connection, table, [chunk_of(id_)]).get(chunk_of(id_), b"")
-            found[table] = shard_in(chunk, id_)
+            found[table] = read_directory(connection, table, [id_]).get(id_)
     return found
 
 

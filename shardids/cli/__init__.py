@@ -91,6 +91,7 @@ COMMANDS = {
         OPERATE,
     ),
     "adopt": Entry("adopt:app", "Take an existing PostgreSQL database into shards.", ADOPT),
+    "key": Entry("keys:app", "Let keys of existing tables draw from a shard, where they are.", ADOPT),
     "id": Entry("ids:app", "Take IDs apart, put them together, draw them.", LOOK),
     "sql": Entry(
         "learn:sql",

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.util import LRUCache
 
-from shardids.catalog.old_ids import chunk_of, read_directory, shard_in
+from shardids.catalog.old_ids import chunk_of, read_chunks, read_lists, shard_in
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
 from shardids.client.engines import NodeEngines
@@ -136,7 +136,7 @@ class KnownOldIds:
         found: dict[int, int] = {}
         with self._catalog.engine.connect() as connection:
             for numbers in batches(sorted({chunk_of(id_) for id_ in ids}), _CHUNKS_A_TIME):
-                chunks = read_directory(connection, rule.table, numbers)
+                chunks = read_chunks(connection, rule.table, numbers)
                 for number, chunk in chunks.items():
                     known.chunks[rule.table, number] = chunk
                 found |= {
@@ -144,6 +144,11 @@ class KnownOldIds:
                     for id_ in ids
                     if (shard := shard_in(chunks.get(chunk_of(id_), b""), id_)) is not None
                 }
+            if missing := [id_ for id_ in ids if id_ not in found]:
+                listed = read_lists(connection, rule.table, missing)
+                for id_, shard in listed.items():
+                    known.found[rule.table, id_] = shard
+                found |= {id_: listed[id_] for id_ in missing if id_ in listed}
         return found
 
     def _in_all_shards(self, known: _Remembered, rule: OldIdRule, ids: Sequence[int]) -> dict[int, int]:
@@ -262,10 +267,9 @@ def how_ids_tell(of: Any) -> Tells | str | None:
 
 
 def _remembered(known: _Remembered, rule: OldIdRule, id_: int) -> int | None:
-    if rule.rule == BY_FAN_OUT:
-        return known.found.get((rule.table, id_))
-    chunk = known.chunks.get((rule.table, chunk_of(id_)))
-    return None if chunk is None else shard_in(chunk, id_)
+    chunk = known.chunks.get((rule.table, chunk_of(id_))) if rule.rule == BY_DIRECTORY else None
+    shard = None if chunk is None else shard_in(chunk, id_)
+    return known.found.get((rule.table, id_)) if shard is None else shard
 
 
 def _rule(rules: OldIdRules, id_: int, table: str | None) -> OldIdRule:

@@ -31,7 +31,7 @@ KEY_TYPES: Final = ("smallint", "integer", "bigint", "text", "character varying"
 class Column:
     """A column. Names of types, collations and sequences have schemas unless they are PostgreSQL's own.
 
-    Fields with a default are read for whole definitions only, and ``sequences`` also for an inventory.
+    Fields from ``sql`` on are read for whole definitions only; ``sequences`` also for an inventory.
 
     Attributes:
         builtin_type: its type's name in ``pg_catalog``; ``None`` for domains, enums, arrays and types of
@@ -39,6 +39,7 @@ class Column:
         not_null: no new row may have NULL there; ``never_null``: no row has.
         generated: ``s`` if it is generated and stored, ``v`` if it is virtual, else nothing.
         is_deterministic: equal values are equal bytes.
+        set_null_by: the foreign key that sets it NULL when the row that it refers to is deleted.
         short_type: the type without schema and length; ``labels``: those of an enum.
         sql: its name as SQL writes it, in quotes where it needs them.
         sequences: what its default or its identity draws from.
@@ -54,6 +55,7 @@ class Column:
     short_type: str = ""
     labels: tuple[str, ...] | None = None
     is_identity: bool = False
+    set_null_by: str | None = None
     default: str | None = None
     sequences: tuple[str, ...] = ()
     sql: str = ""
@@ -73,6 +75,13 @@ class Column:
     def is_narrow(self) -> bool:
         """Returns whether it is an integer that has no room for an ID of a shard."""
         return self.builtin_type in ("int2", "int4")
+
+    @property
+    def is_drawn(self) -> bool:
+        """Returns whether a new row that brings no value gets one: by a default, or as an identity."""
+        return (
+            self.is_identity or bool(self.sequences) or (self.default is not None and not self.is_generated)
+        )
 
     @property
     def is_generated(self) -> bool:
@@ -147,7 +156,8 @@ class Definition:
     Attributes:
         name: its name as it was asked for, with the schema; SQL.
         schema, table: the same, bare; ``schema_sql``, ``table_sql``: each as SQL writes it.
-        kind, persistence: ``relkind`` and ``relpersistence`` of ``pg_class``.
+        kind, persistence: ``relkind`` and ``relpersistence``; ``u`` if a partition is unlogged.
+        has_foreign_parts: it is a foreign table, or one of its partitions is.
         is_inherited: it inherits, or is inherited by another table or partitioned one.
         is_own: the role may do what its owner may.
         parts: the table and its partitions, each by its name in SQL.
@@ -165,6 +175,7 @@ class Definition:
     table_sql: str
     kind: str
     persistence: str
+    has_foreign_parts: bool
     is_inherited: bool
     is_own: bool
     parts: tuple[str, ...]

@@ -84,10 +84,15 @@ def unable_to_publish(connection: Connection, where: str, needed: int) -> list[R
     if there.wal_level != "logical":
         remedy = "alter system set wal_level = logical, and restart that server"
         found.append(Refusal(reason=f"{where} has wal_level = {there.wal_level}", remedy=remedy))
-    if not there.may_replicate:
-        reason = f"the role may not make replication slots on {where}"
-        found.append(Refusal(reason=reason, remedy="alter role … replication"))
-    return found
+    return found + unable_to_replicate(connection, where)
+
+
+def unable_to_replicate(connection: Connection, where: str) -> list[Refusal]:
+    """Return the reason against making slots on a server as the connection's role; ``where`` names it."""
+    if connection.execute(CAPACITY).one().may_replicate:
+        return []
+    reason = f"the role may not make replication slots on {where}"
+    return [Refusal(reason=reason, remedy="alter role … replication")]
 
 
 def unable_to_subscribe(connection: Connection, where: str, needed: int) -> list[Refusal]:

@@ -1,6 +1,6 @@
 -- Purpose:    what shardids adopt plan asks of columns: types, and what fills them. builtin_type is the type's name in
 --             pg_catalog, null for domains, enums, arrays and types of extensions; sequences are what the default or the
---             identity draws from.
+--             identity draws from; default is its expression, with the schemas of all but PostgreSQL's own.
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: none.
 
@@ -28,12 +28,14 @@ select a.attrelid::bigint as table_oid,
        a.attnotnull as not_null,
        a.attgenerated::text as generated,
        coalesce(l.collisdeterministic, true) as is_deterministic,
-       array_remove(array[drawn.sequence], null) as sequences
+       array_remove(array[drawn.sequence], null) as sequences,
+       pg_get_expr(d.adbin, d.adrelid) as default
 from pg_attribute a
 join pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p', 'f') and not c.relispartition
 join pg_namespace n on n.oid = c.relnamespace and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
 join pg_type t on t.oid = a.atttypid
 left join pg_collation l on l.oid = a.attcollation
+left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 left join drawn on drawn.relation = a.attrelid and drawn.number = a.attnum
 where a.attnum > 0 and not a.attisdropped
 order by a.attrelid, a.attnum;

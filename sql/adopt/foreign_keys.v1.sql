@@ -1,6 +1,7 @@
--- Purpose:    what shardids adopt plan asks of foreign keys. Those of a partition alone, or to one, are given with the
---             partitioned table and is_of_partition. is_checked: all rows are known to obey it. is_builtin: it compares
---             by PostgreSQL's own equality.
+-- Purpose:    what shardids adopt plan asks of foreign keys. Those of a partition alone are given with the partitioned table
+--             and is_of_partition, leaves: how many of its partitions that hold rows have it. is_to_partition: it refers to
+--             one. is_checked: all rows are known to obey it. is_builtin: it compares by PostgreSQL's own equality. on_delete,
+--             on_update: as in pg_constraint.
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: none.
 
@@ -14,7 +15,12 @@ with recursive top as (
 select k.conname::text as name,
        own.top::bigint as table_oid,
        theirs.top::bigint as referenced_oid,
-       own.top <> k.conrelid or theirs.top <> k.confrelid as is_of_partition,
+       own.top <> k.conrelid as is_of_partition,
+       theirs.top <> k.confrelid as is_to_partition,
+       case when own.top <> k.conrelid then (select count(*) from pg_partition_tree(k.conrelid) t where t.isleaf) else 0 end
+         as leaves,
+       k.confdeltype::text as on_delete,
+       k.confupdtype::text as on_update,
        -- Not enforced implies not valid (PostgreSQL 18).
        k.convalidated as is_checked,
        not exists (

@@ -1,4 +1,5 @@
--- Purpose:    who holds, or waits for, a lock on a table of the application with which nobody else can read it.
+-- Purpose:    who holds, or waits for, a lock on a table of the application with which nobody else can read it; and whom
+--             they wait for.
 -- Locks:      none.
 -- Privileges: none.
 
@@ -17,6 +18,12 @@ left join lateral (
   from pg_locks t
   join pg_prepared_xacts p on p.transaction = t.transactionid
   where l.pid is null and t.virtualtransaction = l.virtualtransaction and t.locktype = 'transactionid') x on true
-where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and c.relkind in ('r', 'p', 'm', 'f')
+where l.locktype = 'relation' and c.relkind in ('r', 'p', 'm', 'f')
+  and (l.mode = 'AccessExclusiveLock'
+       or l.granted and exists (
+         select from pg_locks w
+         where w.locktype = 'relation' and w.database = l.database and w.relation = l.relation
+           and w.mode = 'AccessExclusiveLock' and not w.granted))
+  and l.pid is distinct from pg_backend_pid()
   and l.database = (select d.oid from pg_database d where d.datname = current_database())
 order by 1, 2 desc;

@@ -13,6 +13,7 @@ select current_setting('server_version_num')::integer as version,
        (select count(*) from pg_largeobject_metadata) as large_objects,
        (select count(*) from pg_prepared_xacts where database = current_database())::integer as prepared_transactions,
        to_regnamespace('shardids') is not null or to_regnamespace('shardids_catalog') is not null as is_of_cluster,
+       to_regnamespace('shardids_adopt') is not null as has_barrier,
        -- Counters of a database that was never reset are those since the server's files were made or restored: unknown.
        extract(epoch from now() - (select stats_reset from pg_stat_database where datname = current_database()))::float8
          as counted_s;

@@ -24,5 +24,28 @@ comment on table shardids_catalog.old_id_directory is 'The shards of old IDs, 4,
 comment on column shardids_catalog.old_id_directory.chunk is 'The IDs, shifted right by 12 bits';
 comment on column shardids_catalog.old_id_directory.shards is 'Two bytes an ID, the higher first: its shard, or 65535 if no row had it; none for those past the end';
 
+-- IDs that lie far apart: a chunk with a few of them would be mostly empty.
+create table shardids_catalog.old_id_list (
+  table_name text   not null references shardids_catalog.old_id_rule (table_name) on update cascade on delete cascade,
+  first      bigint not null,
+  ids        bytea  not null check (length(ids) between 8 and 8192 and length(ids) % 8 = 0),
+  shards     bytea  not null check (length(shards) * 4 = length(ids)),
+  primary key (table_name, first)
+);
+
+comment on table shardids_catalog.old_id_list is 'The shards of old IDs that lie far apart, up to 1,024 a row';
+comment on column shardids_catalog.old_id_list.first is 'The lowest ID of the row';
+comment on column shardids_catalog.old_id_list.ids is 'In order, eight bytes an ID, the highest first, two''s complement';
+comment on column shardids_catalog.old_id_list.shards is 'Two bytes an ID, the higher first: its shard';
+
+create table shardids_catalog.old_id_filling (
+  table_name text   not null references shardids_catalog.old_id_rule (table_name) on update cascade on delete cascade,
+  node       text   not null,
+  last       bigint not null,
+  primary key (table_name, node)
+);
+
+comment on table shardids_catalog.old_id_filling is 'Directories that are being filled: the last ID of each node that is in it';
+
 create trigger changed after insert or update or delete on shardids_catalog.old_id_rule
 for each statement execute function shardids_catalog.changed();

@@ -140,11 +140,11 @@ problem (text) as (
   union all
   select format('foreign key "%s" of %s has several columns', conname, conrelid::regclass) from fk where cardinality(conkey) > 1
   union all
-  select format('foreign key "%s" of %s is deferrable, not validated, not enforced, MATCH FULL, ON UPDATE with an action, or SET DEFAULT',
+  select format('foreign key "%s" of %s is deferrable, not validated, not enforced, MATCH FULL, ON UPDATE SET NULL, or SET DEFAULT',
                 conname, conrelid::regclass)
   from fk
   where condeferrable or not convalidated or coalesce(is_not_enforced, false) or confmatchtype <> 's'
-     or confupdtype not in ('a', 'r') or confdeltype = 'd' or conparentid <> 0
+     or confupdtype not in ('a', 'r', 'c') or confdeltype = 'd' or conparentid <> 0
   union all
   select format('%s.%s is of type %s, and refers to an integer', fk.conrelid::regclass, a.attname, format_type(a.atttypid, null))
   from fk join pg_attribute a on a.attrelid = fk.conrelid and a.attnum = fk.conkey[1]

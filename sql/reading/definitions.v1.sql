@@ -48,7 +48,9 @@ select w.name,
        quote_ident(n.nspname) as schema_sql,
        quote_ident(c.relname) as table_sql,
        c.relkind::text as kind,
-       c.relpersistence::text as persistence,
+       -- That of a table one of whose partitions is unlogged is u.
+       coalesce((select max(l.relpersistence::text) from leaf l where l.root = w.oid), c.relpersistence::text) as persistence,
+       exists (select from leaf l where l.root = w.oid and l.relkind = 'f') as has_foreign_parts,
        exists (select from pg_inherits i join pg_class p on p.oid = i.inhparent
                where i.inhrelid = c.oid or (i.inhparent = c.oid and c.relkind <> 'p')) as is_inherited,
        pg_has_role(current_user, c.relowner, 'usage') as is_own,
@@ -82,7 +84,9 @@ select w.name,
                                       then t.typname end,
                  'labels', (select jsonb_agg(e.enumlabel order by e.enumsortorder) from pg_enum e where e.enumtypid = a.atttypid),
                  'not_null', a.attnotnull, 'generated', a.attgenerated, 'is_identity', a.attidentity <> '',
-                 'default', pg_get_expr(d.adbin, d.adrelid), 'is_deterministic', coalesce(l.collisdeterministic, true))
+                 'default', pg_get_expr(d.adbin, d.adrelid), 'is_deterministic', coalesce(l.collisdeterministic, true),
+                 'set_null_by', (select min(k.conname) from pg_constraint k where k.conrelid = c.oid and k.contype = 'f'
+                                 and k.confdeltype = 'n' and a.attnum = any (k.conkey)))
                || case when not whole.is_so then '{}' else jsonb_build_object(
                  'sql', quote_ident(a.attname),
                  -- From version 18 on, a NOT NULL may hold for new rows only.

@@ -85,7 +85,7 @@ def test_a_source_without_row_filters_is_taken_through_a_relay(version: str) -> 
             adoption.run(store.catalog, replace(store.plan, via=None))
         assert "--via" in (refused.value.hint or "")
         direct = [table for table in store.plan.tables if table.kind is not Kind.DERIVED]
-        with pytest.raises(AdoptionRefused, match=r"the source runs PostgreSQL 14.*publish some rows"):
+        with pytest.raises(AdoptionRefused, match=r"PostgreSQL 14: its publications can't filter rows"):
             adoption.run(store.catalog, replace(store.plan, via=None, findings=(), tables=tuple(direct)))
         assert adoption.run(store.catalog, store.plan).step == "follow"
         await_lull(traffic, 100)
@@ -166,19 +166,21 @@ def test_paths_that_can_not_be_followed_are_refused(store: Store) -> None:
         one = replace(tables[name], **changes)  # type: ignore[arg-type]  # a test's own values
         return replace(plan, tables=tuple((tables | {name: one}).values()))
 
-    assert "public.items leads to no table that is split" in refused(store, changed(items.name, path=()))
+    assert "public.items: its path leads to no table that is split" in refused(
+        store, changed(items.name, path=())
+    )
     assert "is not one hop and then that of public.parts" in refused(
         store, changed(marks.name, path=marks.path[:1])
     )
     for column, reason in {
-        "weight": "public.marks.weight is on the way to a key, and numeric",
-        "nothing": "public.marks has no column nothing",
-        "mark": "public.marks.mark and public.parts.id are of types that don't compare",
+        "weight": "public.marks.weight: it is on the way to a key, and numeric",
+        "nothing": "public.marks.nothing: it is on the way to a key, and does not exist",
+        "mark": "public.marks.mark: it and public.parts.id are of types that a relay does not compare",
     }.items():
         hop = replace(marks.path[0], columns=(column,))
         assert reason in refused(store, changed(marks.name, path=(hop, *marks.path[1:])))
     without = refused(store, replace(plan, via=None, findings=()))
-    assert "public.items has no column with the key" in without
+    assert "public.items: its key is in another table" in without
 
 
 @pytest.mark.long

@@ -631,7 +631,7 @@ def test_the_commands_that_there_are() -> None:
 
 
 READING = {
-    *("adopt compare", "compare", "console", "counter show", "demo", "doctor", "metrics", "migrate check"),
+    *("compare", "console", "counter show", "demo", "doctor", "metrics", "migrate check"),
     *("id decode", "id encode", "id next", "id range", "id stats", "plan", "sql"),
 }
 LISTING = {"list", "status", "transactions"}

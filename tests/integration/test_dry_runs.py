@@ -264,9 +264,9 @@ def adopt(story: Story) -> None:
     story.both("adopt prepare --source", source, "--dir", str(story.folder), plan, code=2)
     story.both("adopt prepare --source", source, plan)
     story.both("adopt run --source", source, plan, code=1)
-    for words in ("run --resume", "pause", "abort", "switch", "switch --keep-back", "back", "finish"):
+    for words in ("run --resume", "run --stop", "abort", "switch", "switch --keep-back", "back", "finish"):
         story.both(f"adopt {words}", code=1)
     story.both("adopt run --resume --direct", code=2)
     story.both("adopt run", code=2)
-    story.both("adopt table public.nonesuch --shard 1", code=2)
-    story.both("adopt function public.nonesuch --shard 1", code=2)
+    story.both("key adopt public.nonesuch --shard 1", code=2)
+    story.both("key function public.nonesuch --shard 1", code=2)

@@ -12,11 +12,10 @@ from sqlalchemy.exc import DBAPIError
 
 from shardids.catalog.old_ids import (
     OldIdRule,
-    chunk_of,
     fill_directory,
+    fill_from,
     forget_old_ids,
     read_directory,
-    shard_in,
     write_old_ids,
 )
 from shardids.catalog.rows import Catalog
@@ -48,8 +47,7 @@ def connection(catalog: Catalog) -> Iterator[Connection]:
 
 
 def found(connection: Connection, table: str, id_: int) -> int | None:
-    chunk = read_directory(connection, table, [chunk_of(id_)]).get(chunk_of(id_))
-    return None if chunk is None else shard_in(chunk, id_)
+    return read_directory(connection, table, [id_]).get(id_)
 
 
 def test_the_placement_has_the_rules_as_they_were_committed(catalog: Catalog, connection: Connection) -> None:
@@ -114,10 +112,55 @@ def test_a_directory_holds_what_was_put_into_it_in_any_order(connection: Connect
     pairs = [(id_, draw.randrange(300)) for id_ in ids]
     assert fill_directory(connection, table, pairs[:2000]) == 2000
     assert fill_directory(connection, table, iter(pairs[1000:])) == len(pairs) - 1000
-    chunks = read_directory(connection, table, [chunk_of(id_) for id_ in (*ids, *range(30_000))])
-    there = {id_: shard_in(chunks.get(chunk_of(id_), b""), id_) for id_ in (*ids, *range(30_000))}
-    assert {id_: shard for id_, shard in there.items() if shard is not None} == dict(pairs)
+    assert read_directory(connection, table, [*ids, *range(30_000)]) == dict(pairs)
     assert fill_directory(connection, table, []) == 0
+
+
+def test_ids_that_carry_a_time_take_little_room(catalog: Catalog, connection: Connection) -> None:
+    table = RULES[1].table
+    write_old_ids(connection, rules=RULES)
+    draw = random.Random(7)
+    ids = sorted(
+        {(1_500_000_000_000 + draw.randrange(10**9) << 16) + draw.randrange(1 << 16) for _ in range(20_000)}
+    )
+    pairs = [(id_, draw.randrange(300)) for id_ in (*range(1, 5000), *ids)]
+    fill_directory(connection, table, pairs[::2])
+    fill_directory(connection, table, pairs)
+    assert read_directory(connection, table, [id_ for id_, _ in pairs]) == dict(pairs)
+    connection.commit()
+    with catalog.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tidy:
+        tidy.execute(text("vacuum full shardids_catalog.old_id_list"))
+        stored = tidy.scalar(text("select pg_total_relation_size('shardids_catalog.old_id_list')"))
+    chunks = connection.scalar(text("select count(*) from shardids_catalog.old_id_directory"))
+    assert chunks == 2
+    assert stored / len(ids) <= 24
+
+
+def test_a_directory_goes_on_where_its_filling_ended(catalog: Catalog, connection: Connection) -> None:
+    table, count = RULES[1].table, 450_000
+    rules = [OldIdRule(table=table, column="Number", rule="fan-out")]
+    write_old_ids(connection, rules=rules)
+    connection.commit()
+    asked: list[int | None] = []
+
+    def ids(after: int | None) -> Iterator[tuple[int, int]]:
+        asked.append(after)
+        for id_ in range((after or 0) + 1, count + 1):
+            if id_ == 430_000 and len(asked) == 1:
+                raise KeyboardInterrupt
+            yield id_, id_ % 300
+
+    with pytest.raises(KeyboardInterrupt):
+        fill_from(catalog.engine, table, "a", ids)
+    fill_from(catalog.engine, table, "a", ids)
+    fill_from(catalog.engine, table, "b", lambda _after: [(10**15, 7)])
+    assert asked == [None, 400_000]
+    write_old_ids(connection, rules=RULES)
+    wanted = [1, 399_999, 400_001, count, 10**15]
+    assert read_directory(connection, table, wanted) == {
+        id_: 7 if id_ == 10**15 else id_ % 300 for id_ in wanted
+    }
+    assert connection.scalar(text("select count(*) from shardids_catalog.old_id_filling")) == 0
 
 
 def test_what_a_directory_refuses_leaves_it_as_it_was(connection: Connection) -> None:

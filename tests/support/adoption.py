@@ -17,6 +17,7 @@ SERVER = Server(
     large_objects=0,
     prepared_transactions=0,
     is_of_cluster=False,
+    has_barrier=False,
     counted_s=None,
 )
 

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from shardids.adopt.plan.findings import Facts, find_all
+from shardids.adopt.plan.document import Finding
+from shardids.adopt.plan.facts import Facts
+from shardids.adopt.plan.findings import find_all
 from shardids.adopt.plan.inventory import Inventory
+from shardids.adopt.plan.obstacles import Obstacles
 from shardids.adopt.plan.paths import Wishes, sort_tables
 from shardids.adopt.plan.planning import (
     COPIED_ROW_BYTES,
@@ -20,6 +23,11 @@ from shardids.cli.adopt.shown import shown_duration
 from tests.support.adoption import SERVER, inventory
 
 GB = 1_000_000_000
+
+
+def all_findings(there: Facts) -> list[Finding]:
+    obstacles = Obstacles(tables=(), there={}, server=there.inventory.server, shard_count=64, followers=2)
+    return find_all(there, obstacles)
 
 
 def facts(**server: object) -> Facts:
@@ -37,15 +45,17 @@ def facts(**server: object) -> Facts:
         ({"version": 140012}, "needs a relay", "PostgreSQL 14", "its publications can't filter rows"),
         ({"is_standby": True}, "blocks", "the source", "it is a standby"),
         ({"wal_level": "replica"}, "blocks", "wal_level", "it is replica: changes can't be followed"),
-        ({"slots": 4, "used_slots": 4}, "blocks", "max_replication_slots", "all 4 are in use"),
-        ({"senders": 0}, "blocks", "max_wal_senders", "all 0 are in use"),
+        ({"slots": 4, "used_slots": 4}, "blocks", "max_replication_slots", "0 of 4 are free; 6 are needed"),
+        ({"senders": 5}, "blocks", "max_wal_senders", "5 of 5 are free; 6 are needed"),
         ({"prepared_transactions": 2}, "note", "the source", "2 transactions are prepared"),
         ({"large_objects": 3}, "not kept", "large objects", "the source has 3 large objects"),
+        ({"encoding": "LATIN1"}, "blocks", "the source", "its encoding is LATIN1"),
+        ({"has_barrier": True}, "blocks", "the source", "it was adopted, or is being adopted"),
         ({"is_of_cluster": True}, "blocks", "the source", "it belongs to a cluster of shardids already"),
     ],
 )
 def test_what_the_server_lacks_is_found(server: dict[str, object], severity: str, subject: str, reason: str):
-    plain, found = find_all(facts()), find_all(facts(**server))
+    plain, found = all_findings(facts()), all_findings(facts(**server))
     (new,) = [one for one in found if one not in plain]
     assert (str(new.severity), new.subject) == (severity, subject)
     assert reason in new.reason
@@ -54,21 +64,11 @@ def test_what_the_server_lacks_is_found(server: dict[str, object], severity: str
 
 def test_what_blocks_comes_first():
     severities = [
-        str(one.severity) for one in find_all(facts(version=140012, is_standby=True, large_objects=1))
+        str(one.severity) for one in all_findings(facts(version=140012, is_standby=True, large_objects=1))
     ]
     order = ["blocks", "needs a relay", "not kept", "note"]
     assert severities == sorted(severities, key=order.index)
     assert severities[0] == "blocks"
-
-
-def test_text_keys_of_another_encoding_block():
-    there = facts(encoding="LATIN1")
-    assert not any("encoding" in one.reason for one in find_all(there))
-    users = there.inventory.tables["users"]
-    as_text = replace(users.columns["id"], builtin_type="text", type="text")
-    tables = {**there.inventory.tables, "users": replace(users, columns={"id": as_text})}
-    whole = replace(there, inventory=replace(there.inventory, tables=tables))
-    assert any("the source's encoding is LATIN1" in one.reason for one in find_all(whole))
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,10 @@ def test_wishes_come_before_foreign_keys():
     assert not found.further
 
 
-def test_a_foreign_key_of_a_partition_alone_is_no_path():
+def test_a_foreign_key_to_a_partition_alone_is_no_path():
     there = inventory(users="", events="user_id")
     assert (
-        sorted_by(there, foreign_key("events", "user_id", "users", is_of_partition=True)).kind("events")
+        sorted_by(there, foreign_key("events", "user_id", "users", is_to_partition=True)).kind("events")
         == "loose"
     )
 

@@ -41,6 +41,8 @@ TABLES = st.builds(
     kind=st.sampled_from(Kind),
     key=st.none() | NAMES,
     path=st.lists(hops(), max_size=3).map(tuple),
+    is_guess=st.booleans(),
+    unowned=st.none() | st.sampled_from(["source", "shard 0", "shard 17"]),
     id=st.none() | NAMES,
     old_ids=st.none() | st.sampled_from(OldIds),
     rows=NUMBERS,

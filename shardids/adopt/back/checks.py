@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import Connection, text
 
-from shardids.adopt.back.way_back import found_by, logs_too_little, try_subscribing
+from shardids.adopt.back.way_back import logs_too_little, try_subscribing
 from shardids.adopt.plan.document import Kind, TablePlan
+from shardids.adopt.plan.obstacles import FULL_NEEDS_ALL
+from shardids.adopt.plan.returning import NO_WAY_BACK, found_by, way_back_at_source
 from shardids.adopt.run.numbers import sequences_are_fit, sequences_that_stay
-from shardids.adopt.run.requirements import FULL_NEEDS_ALL, refuse
+from shardids.adopt.run.requirements import refuse
 from shardids.adopt.run.sides import Sides, Taker
 from shardids.errors import AdoptionRefused, ShardidsError
 from shardids.pg.connections import server_major
 from shardids.pg.definitions import Column, Definition, read_definitions
-from shardids.replication.subscriptions import Refusal, unable_to_publish, unable_to_subscribe
+from shardids.replication.subscriptions import Refusal, unable_to_publish
 
 _INTEGERS = ("smallint", "integer")
 
@@ -29,15 +31,12 @@ def check_way_back(sides: Sides) -> list[str]:
         AdoptionRefused: something can't go back; the message has every reason.
     """
     if sides.plan.via is not None:
-        raise AdoptionRefused(
-            "no way back can be kept through a relay: its tables have a column that the source has not",
-            hint="shardids adopt switch, without --keep-back",
-        )
+        raise AdoptionRefused(NO_WAY_BACK.reason, hint=NO_WAY_BACK.remedy)
     there = sides.definitions()
     refusals: list[Refusal] = []
     notes: list[str] = []
     with sides.source.autocommit() as source:
-        refusals += _source_is_fit(source, sides)
+        refusals += way_back_at_source(source, sides.plan.tables, there, len(sides.takers))
         refusals += sequences_are_fit(source, sides)
         for taker in sides.takers:
             refusals += _node_is_fit(taker, sides, there)
@@ -52,37 +51,6 @@ def check_way_back(sides: Sides) -> list[str]:
             hint=error.hint,
         ) from None
     return notes
-
-
-def _source_is_fit(source: Connection, sides: Sides) -> Iterator[Refusal]:
-    """Require free workers at the source, rights of the role, and tables that take changes as they are."""
-    yield from unable_to_subscribe(source, "the source", len(sides.takers))
-    for row in source.execute(_IN_THE_WAY, {"names": sides.names}):
-        if row.trigger is not None:
-            yield Refusal(
-                reason=f"trigger {row.trigger} of {row.name} would fire for rows from the shards",
-                remedy=f"alter table {row.name} enable trigger {row.trigger}: for clients only",
-            )
-        else:
-            yield Refusal(
-                reason=f"{row.name} has row-level security for its owner too, as whom changes are applied",
-                remedy=f"alter table {row.name} no force row level security",
-            )
-
-
-_IN_THE_WAY = text("""
-    with part (name, oid) as (
-      select name, p.relid from unnest(cast(:names as text[])) name, pg_partition_tree(to_regclass(name)) p
-      union
-      select name, to_regclass(name)::oid from unnest(cast(:names as text[])) name)
-    select p.oid::regclass::text as name, quote_ident(t.tgname) as trigger
-    from part p
-    join pg_trigger t on t.tgrelid = p.oid and not t.tgisinternal and t.tgenabled in ('A', 'R')
-                         and t.tgtype & 1 = 1
-    union
-    select p.oid::regclass::text, null
-    from part p join pg_class c on c.oid = p.oid where c.relforcerowsecurity
-    order by 1, 2""")
 
 
 def _node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
@@ -149,12 +117,7 @@ def _takes_back(table: TablePlan, here: Column, there: Column) -> Iterator[Refus
 
 def _is_found(there: Definition, here: Definition, version: int) -> Iterator[Refusal]:
     """Require that the source finds the row of every change."""
-    if found_by(there) is None:
-        yield Refusal(
-            reason=f"{there.name} has no primary key at the source: each change would read all its rows",
-            remedy="shardids adopt abort; give it one; then shardids adopt run",
-        )
-    elif logs_too_little(there, here):
+    if found_by(there) is not None and logs_too_little(there, here):
         why = f"the source finds rows of {there.name} by {', '.join(sorted(found_by(there) or ()))}"
         if set(here.identity or ()) != set(here.primary_key):
             yield Refusal(

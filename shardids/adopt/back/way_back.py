@@ -14,6 +14,7 @@ from typing import Final
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
+from shardids.adopt.plan.returning import found_by
 from shardids.adopt.run.following import is_noted_source, note_source, source_timeline
 from shardids.adopt.run.sides import Sides, Taker
 from shardids.pg.connections import keep_out_of_logs
@@ -37,13 +38,6 @@ _NO_CLIENTS: Final = (
 def back_name(taker: Taker) -> str:
     """Return the name of a node's publication and slot, and of the source's subscription to them."""
     return f"{taker.name}_back"
-
-
-def found_by(there: Definition) -> frozenset[str] | None:
-    """Return the columns that identify a changed row at the source; ``None``: all columns."""
-    if there.identity is not None:
-        return frozenset(there.identity)
-    return frozenset(there.primary_key) or None
 
 
 def logs_too_little(there: Definition, here: Definition) -> bool:

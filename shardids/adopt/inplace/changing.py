@@ -197,7 +197,7 @@ def no_way_back(pair: Pair) -> AdoptionRefused:
     """Return the error for a column whose values its former type can't hold."""
     return AdoptionRefused(
         f"{pair.table} has values that {pair.type} can't hold: the way back is closed",
-        hint="shardids adopt table TABLE --finish",
+        hint="shardids key adopt TABLE --finish",
     )
 
 

@@ -147,7 +147,7 @@ def finish(
                 forget_change(its.shard, its.relid)
             return _status(its, None, change.key)
         if change.state is not State.SWAPPED:
-            raise ClusterConflict(f"{its.name} has not been swapped yet", hint="shardids adopt table TABLE")
+            raise ClusterConflict(f"{its.name} has not been swapped yet", hint="shardids key adopt TABLE")
         with its.shard.connection.begin():
             roles = read_document(its.shard, its.name)["inserters"]
             _refuse(its, list(_obstacles(its, change.key, roles)))

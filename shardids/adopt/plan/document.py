@@ -54,17 +54,24 @@ class OldIds(StrEnum):
     FAN_OUT = "fan-out"
 
 
+STAYS: Final = "source"
+"""Where rows without a key are left, if no shard takes them."""
+_UNOWNED: Final = re.compile(rf"{STAYS}|shard (0|[1-9][0-9]{{0,4}})")
+
+
 class Severity(StrEnum):
     """The weight of a finding for the adoption.
 
     Attributes:
         BLOCKS: it can't be run.
+        TO_CONFIRM: a guess, which blocks until the plan's file no longer calls it one.
         NEEDS_RELAY: the source's own publication can't do it, a relay can: without one it blocks.
         NOT_KEPT: the cluster will not have something that the source has.
         NOTE: something is to be known.
     """
 
     BLOCKS = "blocks"
+    TO_CONFIRM = "to confirm"
     NEEDS_RELAY = "needs a relay"
     NOT_KEPT = "not kept"
     NOTE = "note"
@@ -90,6 +97,9 @@ class TablePlan:
         kind: how its rows find their shards.
         key: the column that holds the sharding key; of a DERIVED table, that of the last hop's table.
         path: the foreign keys to follow to the table that holds the key (DERIVED).
+        is_guess: the path or the key is a guess by names: such a plan is not run until this line is gone.
+        unowned: where rows go whose key is NULL: ``source``, where they stay, or ``shard 5``; None: there are
+            none, since the key is NOT NULL.
         id: the primary key's column, if it is one of an integer type or uuid. In the shards an integer key is
             bigint, whatever it is at the source.
         old_ids: how an ID that was issued before finds its shard; None for tables that are not split.
@@ -101,10 +111,23 @@ class TablePlan:
     kind: Kind
     key: str | None = None
     path: tuple[Hop, ...] = ()
+    is_guess: bool = False
+    unowned: str | None = None
     id: str | None = None
     old_ids: OldIds | None = None
     rows: int = 0
     size_bytes: int = 0
+
+    @property
+    def unowned_shard(self) -> int | None:
+        """Returns the shard of rows whose key is NULL, if they go to one."""
+        found = _UNOWNED.fullmatch(self.unowned or "")
+        return int(found[1]) if found and found[1] else None
+
+    @property
+    def root_key(self) -> str | None:
+        """Returns the key's column, if the table is the root."""
+        return self.key if self.kind is Kind.ROOT else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +164,8 @@ class Plan:
 
     def is_blocked_by(self, finding: Finding) -> bool:
         """Return whether a finding keeps the plan from being run."""
+        if finding.severity is Severity.TO_CONFIRM:
+            return any(table.is_guess and table.name == finding.subject for table in self.tables)
         without_relay = self.via is None and finding.severity is Severity.NEEDS_RELAY
         return finding.severity is Severity.BLOCKS or without_relay
 
@@ -234,9 +259,11 @@ def plan_text(plan: Plan, comments: Mapping[str, Sequence[str]] = _NO_COMMENTS) 
 
 
 def _table_lines(table: TablePlan) -> Iterator[str]:
-    for name in ("name", "kind", "key", "id", "old_ids", "rows", "size_bytes"):
+    for name in ("name", "kind", "key", "unowned", "id", "old_ids", "rows", "size_bytes"):
         if (value := getattr(table, name)) is not None:
             yield _line(name, value)
+    if table.is_guess:
+        yield "is_guess = true"
     if table.path:
         hops = (", ".join(_line(name, getattr(hop, name)) for name in _HOP) for hop in table.path)
         yield "path = [\n" + "".join(f"    {{{hop}}},\n" for hop in hops) + "]"
@@ -322,6 +349,8 @@ class _Reader:
                 if name in entry or field.default is MISSING
             }
         )
+        if isinstance(record, TablePlan) and not _UNOWNED.fullmatch(record.unowned or STAYS):
+            raise self._error(where, f"unowned is {record.unowned!r}; it is {STAYS!r} or 'shard 5'")
         if isinstance(record, Hop) and not 0 < len(record.columns) == len(record.referenced):
             raise self._error(where, "columns and referenced are not as many")
         return record
@@ -331,6 +360,10 @@ class _Reader:
         if get_origin(kind) is tuple:
             return self._several(get_args(kind)[0], value, name, where)
         kind = next(iter(get_args(kind)), kind)  # Of an optional field the type that is not None.
+        if kind is bool:
+            if not isinstance(value, bool):
+                raise self._error(where, f"{name} is {value!r}; it has to be true or false")
+            return value
         if kind is int:
             least = 1 if name == "shard_count" else 0
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -2,106 +2,36 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from psycopg import sql
-
+from shardids.adopt.plan import losses
 from shardids.adopt.plan.document import Finding, Kind, Severity
-from shardids.adopt.plan.inventory import ForeignKey, Inventory, Key, Table
-from shardids.adopt.plan.paths import Sorted, Way, Wishes
-from shardids.adopt.plan.source import Checked
-from shardids.catalog.counters import COUNTER_TABLES
-from shardids.pg.definitions import Column
+from shardids.adopt.plan.facts import (
+    Facts,
+    blocks,
+    column_name,
+    foreign_key_name,
+    id_column,
+    not_kept,
+    note,
+    shown_name,
+    shown_size,
+    some_names,
+)
+from shardids.adopt.plan.guesses import candidates
+from shardids.adopt.plan.inventory import ForeignKey, Key, Table
+from shardids.adopt.plan.obstacles import Obstacles, never_null
+from shardids.adopt.plan.paths import Way
+from shardids.ids.layout import DEFAULT
 from shardids.pg.reader import SOURCE_HINT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The inventory, how its tables are sorted, and what their rows say.
-
-    ``skips``: why no rows were read.
-    """
-
-    inventory: Inventory
-    wishes: Wishes
-    sorted: Sorted
-    checked: Mapping[str, Checked]
-    skips: str | None = None
-
-    def split(self) -> Iterator[tuple[Table, Way]]:
-        """Yield the tables whose rows are split, with how these find their keys."""
-        for name, way in self.sorted.ways.items():
-            yield self.inventory.tables[name], way
-
-    def copied(self) -> Iterator[Table]:
-        """Yield the tables whose rows are copied: those that are split, and reference tables."""
-        for name, table in self.inventory.tables.items():
-            if self.sorted.kind(name) is not Kind.LOOSE:
-                yield table
-
-    def is_split(self, table: str) -> bool:
-        """Return whether a table's rows are split."""
-        return self.sorted.kind(table).is_split
-
-    @cached_property
-    def root_key(self) -> Column:
-        """Returns the column of the root that holds the key."""
-        return self.inventory.tables[self.wishes.root].columns[self.wishes.root_key]
-
-
-def find(severity: Severity, subject: str, reason: str, remedy: str) -> Finding:
-    """Return a finding."""
-    return Finding(severity=severity, subject=subject, reason=reason, remedy=remedy)
-
-
-blocks = partial(find, Severity.BLOCKS)
-needs_relay = partial(find, Severity.NEEDS_RELAY)
-not_kept = partial(find, Severity.NOT_KEPT)
-note = partial(find, Severity.NOTE)
-
-
-def column_name(table: str, *columns: str) -> str:
-    """Return columns with their table's name, as SQL writes it."""
-    if len(columns) == 1:
-        return f"{table}.{shown_name(columns[0])}"
-    return f"{table} ({', '.join(map(shown_name, columns))})"
-
-
-def foreign_key_name(key: ForeignKey) -> str:
-    """Return a foreign key's columns with their table's name."""
-    return column_name(key.table, *key.columns)
-
-
-def shown_name(name: str) -> str:
-    """Return an identifier as SQL writes it, in quotes only if it needs them."""
-    is_plain = name.isascii() and name.isidentifier() and name.islower()
-    return name if is_plain else sql.Identifier(name).as_string()
-
-
-def id_column(table: Table) -> Column | None:
-    """Return the primary key's column, if it is one of an integer type or uuid."""
-    if len(table.primary_key) != 1:
-        return None
-    column = table.columns[table.primary_key[0]]
-    return column if column.family in ("integer", "uuid") else None
-
-
-_MOST_NAMES = 8
-
-
-def some_names(names: list[str]) -> str:
-    """Return names for a message: some of them, and how many more there are."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-
+from shardids.replication.subscriptions import Refusal
 
 _ROWS: Final = {True: "", False: "in a sample: "}
 
 
+_CLOCKS_DIFFER: Final = timedelta(days=1)
 _SAME_KEY: Final = "have the same key"
 _CROSSING: Final = "they would cross shards"
 
@@ -110,48 +40,6 @@ def is_crossing(finding: Finding) -> bool:
     """Return whether a finding is of a foreign key that may refer to rows of other shards."""
     is_kept = finding.severity is not Severity.NOT_KEPT
     return not is_kept and finding.reason.endswith((_SAME_KEY, _CROSSING))
-
-
-def _keys(facts: Facts) -> Iterator[Finding]:
-    for table, way in facts.split():
-        if way.kind is Kind.DERIVED:
-            yield needs_relay(
-                table.sql,
-                "its key is in another table, where a publication's row filter can't look",
-                f"Plan again with --via, the URL of a relay. Or add a column with the key to {table.sql}, NOT"
-                " NULL, kept by the application or a trigger; then plan again, with --key if it has no"
-                " foreign key.",
-            )
-            continue
-        column, name = table.columns[way.key], column_name(table.sql, way.key)
-        if column.family is None or column.family != facts.root_key.family:
-            wanted = facts.root_key.family or "integer, text or uuid"
-            yield blocks(
-                name,
-                f"a key of type {column.type} is not hashed as one of {wanted}",
-                f"ALTER TABLE {table.sql} ALTER COLUMN {shown_name(way.key)} TYPE …;",
-            )
-        if column.family == "text" and facts.inventory.server.encoding != "UTF8":
-            yield blocks(
-                name,
-                f"the source's encoding is {facts.inventory.server.encoding}: text keys are hashed as UTF-8",
-                "Restore the source into a database of encoding UTF8.",
-            )
-        if column.is_generated:
-            yield blocks(
-                name,
-                "a generated column is not replicated: the key would be missing",
-                f"ALTER TABLE {table.sql} ALTER COLUMN {shown_name(way.key)} DROP EXPRESSION;",
-            )
-        if not table.is_identity(way.key):
-            yield needs_relay(
-                name,
-                "the key is not in the replica identity: with a row filter on it, the source would refuse to"
-                " update and delete rows",
-                f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or REPLICA IDENTITY USING INDEX …, if one is"
-                " unique, and its columns are NOT NULL and contain the key. Or plan again with --via, the URL"
-                " of a relay.",
-            )
 
 
 def _rows_without_key(facts: Facts) -> Iterator[Finding]:
@@ -164,45 +52,57 @@ def _rows_without_key(facts: Facts) -> Iterator[Finding]:
                 "Plan again with a role that may read them, or with a smaller --sample; or leave the table:"
                 f" --loose {table.sql}",
             )
-        elif checked is not None and checked.without_key:
-            yield blocks(
-                _key_name(table, way),
-                f"{_ROWS[checked.is_exact]}{checked.without_key:,} of {checked.rows:,} rows have no key,"
-                " and so no shard",
-                f"Give them one or delete them; or leave the table: --loose {table.sql}",
-            )
-        elif way.is_nullable:
-            read = f"no row of {checked.rows:,}" if checked else "the table is empty: no row"
-            yield note(
-                _key_name(table, way),
-                f"a row may have no key, and then no shard; {read} has none",
-                _never_null(table, way),
+        elif way.path and way.is_nullable:
+            yield _of_path(
+                table, way, without_key(facts, table.sql), is_blocked=bool(checked and checked.without_key)
             )
 
 
-def _key_name(table: Table, way: Way) -> str:
-    return foreign_key_name(way.path[0]) if way.path else column_name(table.sql, way.key)
+def without_key(facts: Facts, name: str) -> str:
+    """Return how many rows of a table have no key, in words."""
+    if (checked := facts.checked.get(name)) is None:
+        return "the table is empty: no row has none"
+    if not checked.without_key:
+        return f"{_ROWS[checked.is_exact]}no row of {checked.rows:,} has none"
+    return f"{_ROWS[checked.is_exact]}{checked.without_key:,} of {checked.rows:,} rows have none"
 
 
-def _never_null(table: Table, way: Way) -> str:
-    columns = way.path[0].columns if way.path else (way.key,)
-    nullable = [name for name in columns if not table.columns[name].not_null]
-    if not nullable:
-        return "The same for the tables on its path, whose foreign keys are to be NOT NULL and validated."
-    changes = ", ".join(f"ALTER COLUMN {shown_name(name)} SET NOT NULL" for name in nullable)
-    return f"ALTER TABLE {table.sql} {changes};"
+def _of_path(table: Table, way: Way, counted: str, *, is_blocked: bool) -> Finding:
+    """Judge a path that may leave rows without a key."""
+    nullable = [name for name in way.path[0].columns if not table.columns[name].not_null]
+    if way.path[0].sets_null:
+        never = (
+            f'Foreign key "{way.path[0].name}" sets it NULL on deletes: with SET NOT NULL these would fail.'
+            f" Find another path, or leave the table: --loose {table.sql}"
+        )
+    elif nullable:
+        never = never_null(table.sql, *nullable)
+    else:
+        never = "The same for the tables on its path, whose foreign keys are to be NOT NULL and validated."
+    give = f"Give them one or delete them; or leave the table: --loose {table.sql}"
+    return (blocks if is_blocked else note)(
+        foreign_key_name(way.path[0]),
+        f"a row may find no key, and then no shard; {counted}",
+        give if is_blocked else never,
+    )
 
 
 def _foreign_keys(facts: Facts) -> Iterator[Finding]:
     for key in facts.inventory.foreign_keys:
         is_copied = facts.sorted.kind(key.table) is not Kind.LOOSE
-        if key.is_of_partition and is_copied:
+        if key.is_to_partition and is_copied:
             yield not_kept(
                 foreign_key_name(key),
-                f'foreign key "{key.name}" belongs to one partition only',
-                "Add it to the shards' partitions by a migration.",
+                f'foreign key "{key.name}" refers to one partition only',
+                "Leave it out in the shards; the application has to look there itself.",
             )
-        elif key in facts.sorted.further.get(key.table, ()):
+        elif key.is_of_partitions and is_copied:
+            yield not_kept(
+                foreign_key_name(key),
+                f'foreign key "{key.name}" belongs to partitions: the tables of the shards have none',
+                "Add it to the tables of the shards by a migration.",
+            )
+        if key in facts.sorted.further.get(key.table, ()):
             yield _further(facts, key)
         elif _is_separated(facts, key):
             yield not_kept(
@@ -213,7 +113,9 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
         if is_copied and not key.is_checked:
             yield note(
                 foreign_key_name(key),
-                f'foreign key "{key.name}" is NOT VALID: rows may not obey it',
+                f'foreign key "{key.name}" is NOT VALID, or not of all partitions: rows may not obey it'
+                if key.is_of_partitions
+                else f'foreign key "{key.name}" is NOT VALID: rows may not obey it',
                 f"ALTER TABLE {key.table} VALIDATE CONSTRAINT {shown_name(key.name)};",
             )
 
@@ -311,181 +213,60 @@ def _narrow(facts: Facts) -> Iterator[Finding]:
         )
 
 
-_ROW_FILTERS: Final = 150000
-"""The first version of PostgreSQL whose publications filter rows."""
-
-
-def _server(facts: Facts) -> Iterator[Finding]:
-    server = facts.inventory.server
-    if server.version < _ROW_FILTERS:
-        yield needs_relay(
-            f"PostgreSQL {server.version // 10000}",
-            "its publications can't filter rows",
-            "Plan again with --via, the URL of a relay; or upgrade the source to PostgreSQL 15 or later.",
-        )
-    if server.is_of_cluster:
-        yield blocks(
-            "the source",
-            "it belongs to a cluster of shardids already, as a node or its catalog",
-            "Give the database of the application.",
-        )
-    if server.is_standby:
-        yield blocks(
-            "the source",
-            "it is a standby: nothing can be published there",
-            "Plan again with the URL of the primary.",
-        )
-    if server.wal_level != "logical":
-        yield blocks(
-            "wal_level",
-            f"it is {server.wal_level}: changes can't be followed",
-            "ALTER SYSTEM SET wal_level = 'logical'; and restart the source",
-        )
-    for name, most, used in (
-        ("max_replication_slots", server.slots, server.used_slots),
-        ("max_wal_senders", server.senders, server.used_senders),
-    ):
-        if used >= most:
-            yield blocks(
+def _high_ids(facts: Facts) -> Iterator[Finding]:
+    """Find IDs that a cluster of the usual layout, made now, would take for its own."""
+    lowest = DEFAULT.min_id(datetime.now(UTC) - _CLOCKS_DIFFER)
+    for name, highest in facts.highest.items():
+        if highest >= lowest:
+            yield note(
                 name,
-                f"all {most} are in use",
-                f"ALTER SYSTEM SET {name} = {most + 10}; and restart the source",
+                f"it has ID {highest}; of a cluster with the layout default, made now, IDs from {lowest} on"
+                " are its own, and adopt run refuses the table",
+                "Make the cluster with a layout whose IDs begin above it (shardids plan), or change the keys"
+                " where they are: shardids key adopt",
             )
-    if server.prepared_transactions:
+
+
+def _prepared(facts: Facts) -> Iterator[Finding]:
+    if count := facts.inventory.server.prepared_transactions:
         yield note(
             "the source",
-            f"{server.prepared_transactions:,} transactions are prepared: the copy begins"
-            " when all have ended",
+            f"{count:,} transactions are prepared: the copy begins when all have ended",
             "See pg_prepared_xacts.",
         )
 
 
-def _large_objects(facts: Facts) -> Iterator[Finding]:
-    count = facts.inventory.server.large_objects
-    if not count:
-        return
-    columns = [
-        column_name(table.sql, column.name)
-        for table in facts.copied()
-        for column in table.columns.values()
-        if column.type in ("oid", "lo")
-    ]
-    yield find(
-        Severity.BLOCKS if columns else Severity.NOT_KEPT,
-        some_names(columns) or "large objects",
-        f"the source has {count:,} large objects, which logical replication does not copy",
-        "Keep their contents in columns of type bytea, or outside the database.",
-    )
+_LARGE_REFERENCE_ROWS: Final = 100_000
+_SMALL_REFERENCE_ROWS: Final = 100
+"""A reference table with fewer rows does not count as growing with the root."""
 
 
-def _sequences(facts: Facts) -> Iterator[Finding]:
-    drawn = []
-    for table, _ in facts.split():
-        one = id_column(table)
-        for column in table.columns.values():
-            if not column.sequences:
-                continue
-            if one is not None and column.name == one.name and one.family == "integer":
-                drawn.append(column_name(table.sql, column.name))
-            else:
-                yield not_kept(
-                    column_name(table.sql, column.name),
-                    f"it is numbered by sequence {column.sequences[0]}: each shard numbers its own rows,"
-                    " after the source's last number",
-                    "Take the ID instead, or number rows within their key.",
-                )
-    if drawn:
-        yield note(
-            some_names(drawn),
-            "they draw from sequences; in the shards new rows draw from next_id()",
-            "Inserts that call nextval themselves have to be changed.",
-        )
+def _is_large(facts: Facts, table: Table) -> bool:
+    """Return whether a table has many rows or writes, or seems to grow with the root."""
+    if max(table.rows, table.written) >= _LARGE_REFERENCE_ROWS:
+        return True
+    root = facts.inventory.tables[facts.wishes.root]
+    return table.rows >= max(_SMALL_REFERENCE_ROWS, root.rows / 2)
 
 
-def _generated(facts: Facts) -> Iterator[Finding]:
-    columns = [
-        column_name(table.sql, column.name)
-        for table in facts.copied()
-        for column in table.columns.values()
-        if column.is_generated
-    ]
-    if columns:
-        yield note(
-            some_names(columns),
-            "generated columns are not copied: the shards generate them again",
-            "Every node needs the functions that they call.",
-        )
+def _writes(facts: Facts, table: Table) -> str:
+    days = (facts.inventory.server.counted_s or 0) / 86_400
+    if days >= 1:
+        return f"{table.written / days:,.0f} rows a day lately"
+    return f"{table.written:,} rows since the server counts"
 
 
-_OF_TABLES: Final = {
-    "trigger": "Create it in the shards by a migration. Rows that are copied do not fire it.",
-    "rule": "Do what it does in the application, or create it in the shards by a migration.",
-    "row security policy": "Create it in the shards by a migration.",
-}
+def find_all(
+    facts: Facts, obstacles: Obstacles, lacking: Sequence[Refusal] = (), back: Sequence[Refusal] = ()
+) -> list[Finding]:
+    """Return all findings: what blocks first, and then as the source's tables are ordered.
 
-
-def _of_tables(facts: Facts) -> Iterator[Finding]:
-    for thing in facts.inventory.things:
-        if thing.table is not None and facts.sorted.kind(thing.table) is not Kind.LOOSE:
-            subject = f"{thing.table}, {shown_name(thing.name)}"
-            yield not_kept(subject, f"a {thing.kind} does not come along", _OF_TABLES[thing.kind])
-
-
-_OTHERS: Final = {
-    "view": (
-        Severity.NOT_KEPT,
-        "views",
-        "Create them in the shards by a migration; over all shards: the query node.",
-    ),
-    "materialized view": (
-        Severity.NOT_KEPT,
-        "materialized views",
-        "Create them in the shards by a migration.",
-    ),
-    "sequence": (
-        Severity.NOT_KEPT,
-        "sequences that no column owns",
-        "Draw IDs by next_id() instead; adopt prepare makes those that a default draws from, one in each"
-        " shard.",
-    ),
-    "function": (Severity.NOT_KEPT, "functions", "Create them on every node, by a revision for nodes."),
-    "event trigger": (
-        Severity.NOT_KEPT,
-        "event triggers",
-        "Create them on every node, if they are needed there.",
-    ),
-    "enum": (Severity.NOTE, "enums", "shardids adopt prepare makes those of columns, on every node."),
-    "domain": (Severity.NOTE, "domains", "shardids adopt prepare makes those of columns, on every node."),
-    "range type": (Severity.NOTE, "range types", "Create them on every node before the tables."),
-    "composite type": (Severity.NOTE, "composite types", "Create them on every node before the tables."),
-    "extension": (Severity.NOTE, "extensions", "Install those that the tables need on every node."),
-    "publication": (
-        Severity.NOTE,
-        "publications of the source",
-        "Their subscribers receive no writes after the switch.",
-    ),
-}
-
-
-def _others(facts: Facts) -> Iterator[Finding]:
-    names = defaultdict(list)
-    for thing in facts.inventory.things:
-        if thing.table is None:
-            names[thing.kind].append(thing.name)
-    for kind, (severity, what, remedy) in _OTHERS.items():
-        if kind in names:
-            yield find(severity, some_names(names[kind]), f"{what} do not come along", remedy)
-
-
-_RESERVED: Final = frozenset(
-    {"shardids_version", "shardids_load", "id_counter", "id_offset", "alembic_version", *COUNTER_TABLES}
-)
-_LARGE_REFERENCE_ROWS: Final = 1_000_000
-
-
-def find_all(facts: Facts) -> list[Finding]:
-    """Return all findings: what blocks first, and then as the source's tables are ordered."""
-    found = [one for finder in _FINDERS for one in finder(facts)]
+    ``lacking``: missing rights of the role, which only matter if the plan is also run as it. ``back``:
+    obstacles of a way back.
+    """
+    found = [*obstacles.find(), *(one for finder in _FINDERS for one in finder(facts))]
+    found += [note("switch --keep-back", one.reason, one.remedy) for one in back]
+    found += [note("the role", one.reason, f"For adopt run: {one.remedy}") for one in lacking]
     return sorted(found, key=lambda one: list(Severity).index(one.severity))
 
 
@@ -500,50 +281,13 @@ def _rows(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _identities(facts: Facts) -> Iterator[Finding]:
+def _storage(facts: Facts) -> Iterator[Finding]:
     for table in facts.copied():
-        if any(columns is not None and not columns for columns in table.identities):
-            yield blocks(
-                table.sql,
-                "it has neither a primary key nor another replica identity: as soon as it is published, the"
-                " source refuses to update and delete its rows",
-                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or"
-                f" ALTER TABLE {table.sql} REPLICA IDENTITY FULL;",
-            )
-        elif not table.primary_key and table.relkind != "f":
+        if not table.primary_key and table.relkind != "f":
             yield note(
                 table.sql,
                 "it has no primary key: each row that is updated or deleted is looked for in the whole table",
                 f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…);",
-            )
-
-
-def _storage(facts: Facts) -> Iterator[Finding]:
-    for table in facts.copied():
-        if table.is_foreign and table.relkind == "p":
-            yield blocks(
-                table.sql,
-                "a partition of it is a foreign table, and can't be published",
-                f"ALTER TABLE {table.sql} DETACH PARTITION …; or leave it: --loose {table.sql}",
-            )
-        if table.relkind == "f":
-            yield not_kept(
-                table.sql,
-                "it is a foreign table: its rows are not copied",
-                "Create it on every node.",
-            )
-        if table.persistence == "u":
-            yield blocks(
-                table.sql,
-                "it is unlogged, and can't be published",
-                f"ALTER TABLE {table.sql} SET LOGGED; or leave it: --loose {table.sql}",
-            )
-        if table.is_inherited:
-            yield blocks(
-                table.sql,
-                "it inherits from a table or is inherited by one: their rows are read"
-                " together, and would be copied apart",
-                f"ALTER TABLE … NO INHERIT …; or leave it: --loose {table.sql}",
             )
         if table.relkind == "p":
             yield note(
@@ -551,32 +295,19 @@ def _storage(facts: Facts) -> Iterator[Finding]:
                 f"its {table.parts:,} partitions are published as one table",
                 "In the shards it may be partitioned in the same way, in another, or not at all.",
             )
-        if table.name in _RESERVED:
-            yield blocks(
-                table.sql,
-                "a shard has a table or sequence of this name already",
-                f"Rename it, or leave it: --loose {table.sql}",
-            )
-        if table.rows > _LARGE_REFERENCE_ROWS and not facts.is_split(table.sql):
+        if facts.sorted.kind(table.sql) is Kind.REFERENCE and _is_large(facts, table):
             yield note(
                 table.sql,
-                f"it is a reference table of about {table.rows:,} rows: every node gets all",
-                f"If a column of it holds the key: --key {table.sql}.COLUMN",
+                f"it would be a reference table: every node gets all its about {table.rows:,} rows,"
+                f" {shown_size(table.size_bytes)}, and each write goes to every node:"
+                f" {_writes(facts, table)}",
+                f"If a column of it holds the key: --key {table.sql}.COLUMN. If applications do without"
+                f" it beside their rows: --loose {table.sql}",
             )
 
 
 def _names(facts: Facts) -> Iterator[Finding]:
-    """Find tables of several schemas, which come into one schema a shard."""
-    by_name = defaultdict(list)
-    for table, _ in facts.split():
-        by_name[table.name].append(table.sql)
-    for name, tables in by_name.items():
-        if len(tables) > 1:
-            yield blocks(
-                ", ".join(sorted(tables)),
-                f"a shard is one schema, and can't have two tables {shown_name(name)}",
-                "Rename all but one, or leave it: --loose.",
-            )
+    """Find schemas whose tables come into one schema a shard."""
     if len(schemas := sorted({shown_name(table.schema) for table, _ in facts.split()})) > 1:
         yield note(
             some_names(schemas),
@@ -586,19 +317,32 @@ def _names(facts: Facts) -> Iterator[Finding]:
 
 
 def _left(facts: Facts) -> Iterator[Finding]:
-    """Find tables that stay at the source, and among them those that seem to hold the key."""
+    """Find tables that stay at the source, and of them those that seem to hold the key, or lead to it."""
     keys: dict[str, None] = {way.key: None for table, way in facts.split() if way.kind is Kind.DIRECT}
+    called = {key.table: key for key in candidates(facts.inventory) if facts.is_split(key.referenced_table)}
     loose: list[str] = []
     for name, table in facts.inventory.tables.items():
         if facts.sorted.kind(name) is not Kind.LOOSE or name in facts.wishes.loose:
             continue
         family = facts.root_key.family
         likely = [key for key in keys if key in table.columns and table.columns[key].family == family]
+        by_name = called.get(name)
+        if by_name is not None and by_name.referenced_table == facts.wishes.root:
+            likely.append(by_name.columns[0])
         if likely and table.relkind != "f":
             yield note(
                 column_name(name, likely[0]),
-                "the column seems to hold the key, but no foreign key says so: the table stays at the source",
-                f"--key {column_name(name, likely[0])}; or --loose {name}, if it is to stay",
+                "the column seems to hold the key, but no foreign key says so: the table stays at the source"
+                + facts.against(name),
+                f"--key {column_name(name, likely[0])}; or --loose {name}, if it is to stay; or --guess, to"
+                " go by such names where the rows agree",
+            )
+        elif by_name is not None:
+            yield note(
+                foreign_key_name(by_name),
+                f"the column seems to lead to {by_name.referenced_table}, but no foreign key says so: the"
+                " table stays at the source",
+                f"--guess, to go by such names where the rows agree; or --loose {name}, if it is to stay",
             )
         else:
             loose.append(name)
@@ -613,19 +357,14 @@ def _left(facts: Facts) -> Iterator[Finding]:
 
 _FINDERS: Sequence[Callable[[Facts], Iterator[Finding]]] = (
     _rows,
-    _identities,
     _storage,
     _names,
     _left,
-    _keys,
     _rows_without_key,
     _foreign_keys,
     _uniques,
     _narrow,
-    _server,
-    _large_objects,
-    _sequences,
-    _generated,
-    _of_tables,
-    _others,
+    _prepared,
+    _high_ids,
+    *losses.FINDERS,
 )

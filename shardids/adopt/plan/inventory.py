@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -36,8 +36,9 @@ class Key:
 class ForeignKey:
     """A foreign key; tables by their names in SQL.
 
-    ``is_checked``: all rows are known to obey it. ``is_of_partition``: it is of a partition alone, or refers
-    to one. ``is_builtin``: it compares by PostgreSQL's own equality.
+    ``is_checked``: all rows are known to obey it. ``is_of_partitions``: each partition that has it has one of
+    its own; of these, the first. ``is_to_partition``: it refers to one. ``is_builtin``: it compares by
+    PostgreSQL's own equality. ``sets_null``: when the row is deleted that it refers to.
     """
 
     name: str
@@ -45,7 +46,9 @@ class ForeignKey:
     columns: tuple[str, ...]
     referenced_table: str
     referenced: tuple[str, ...]
-    is_of_partition: bool = False
+    is_of_partitions: bool = False
+    is_to_partition: bool = False
+    sets_null: bool = False
     is_checked: bool = True
     is_builtin: bool = True
 
@@ -56,42 +59,32 @@ class Table:
 
     Attributes:
         relkind: ``r``, ``p`` for a partitioned one, ``f`` for a foreign one.
-        persistence: ``p``, or ``u`` if it is unlogged, or one of its parts.
-        is_foreign: it is a foreign table, or one of its parts.
         parts: how many tables hold its rows: 1, or the number of its partitions.
         heap_bytes: size of the rows; ``size_bytes``: with indexes and large values.
         rows: estimated number of rows.
-        inserted: how many rows were inserted, as the server's counters say.
-        is_readable: the role may read all rows.
-        is_inherited: it inherits, or is inherited by another table.
-        identities: the columns that identify a row in logical replication, of each part; None: the whole row.
+        inserted: how many rows were inserted, as the server counts; ``written``: or updated or deleted.
+        is_readable: the role may read all rows; ``is_usable``: it may use the schema.
     """
 
     schema: str
     name: str
     sql: str
     relkind: str = "r"
-    persistence: str = "p"
-    is_foreign: bool = False
     parts: int = 1
     heap_bytes: int = 0
     size_bytes: int = 0
     rows: int = 0
     inserted: int = 0
+    written: int = 0
     is_readable: bool = True
-    is_inherited: bool = False
+    is_usable: bool = True
     columns: Mapping[str, Column]
     keys: Sequence[Key] = ()
-    identities: Sequence[Sequence[str] | None] = ()
 
     @cached_property
     def primary_key(self) -> tuple[str, ...]:
         """Returns the columns of the primary key, none if it has none."""
         return next((key.columns for key in self.keys if key.is_primary), ())
-
-    def is_identity(self, column: str) -> bool:
-        """Return whether logical replication sends the column of rows that are updated or deleted."""
-        return all(columns is None or column in columns for columns in self.identities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +111,7 @@ class Server:
     large_objects: int
     prepared_transactions: int
     is_of_cluster: bool
+    has_barrier: bool
     counted_s: float | None
 
 
@@ -143,7 +137,6 @@ def read_inventory(connection: Connection) -> Inventory:
         lambda row: Column(**row | {"sequences": tuple(row["sequences"])}),
     )
     keys = _by_table(_fields(connection, "keys"), names, _key)
-    identities = _by_table(_fields(connection, "identities"), names, lambda row: row["columns"])
     tables = {}
     for row in found:
         name = names[row.pop("oid")]
@@ -151,23 +144,23 @@ def read_inventory(connection: Connection) -> Inventory:
             **row,
             columns={column.name: column for column in columns[name]},
             keys=keys[name],
-            identities=identities[name],
         )
-    (server,) = _fields(connection, "server")
     return Inventory(
-        server=Server(**server),
+        server=read_server(connection),
         tables=tables,
-        foreign_keys=[
-            _foreign_key(row, names)
-            for row in _fields(connection, "foreign_keys")
-            if row["table_oid"] in names and row["referenced_oid"] in names
-        ],
+        foreign_keys=_foreign_keys(_fields(connection, "foreign_keys"), names, tables),
         things=[
             Thing(kind=row["kind"], table=names.get(row["table_oid"]), name=row["name"])
             for row in _fields(connection, "objects")
             if row["table_oid"] is None or row["table_oid"] in names
         ],
     )
+
+
+def read_server(connection: Connection) -> Server:
+    """Read the server's properties in the open transaction."""
+    (found,) = _fields(connection, "server")
+    return Server(**found)
 
 
 def _fields(connection: Connection, name: str) -> list[dict[str, Any]]:
@@ -190,6 +183,29 @@ def _key(row: dict[str, Any]) -> Key:
     return Key(**row | {"columns": tuple(row["columns"])})
 
 
+def _foreign_keys(
+    found: Iterable[dict[str, Any]], names: Mapping[int, str], tables: Mapping[str, Table]
+) -> list[ForeignKey]:
+    """Return the foreign keys; those of a table's partitions that are alike count as one of the table."""
+    keys: list[ForeignKey] = []
+    alike: dict[object, list[dict[str, Any]]] = defaultdict(list)
+    for row in found:
+        if row["table_oid"] not in names or row["referenced_oid"] not in names:
+            continue
+        if row["is_of_partition"]:
+            which = (row["table_oid"], *row["columns"], row["referenced_oid"], *row["referenced"])
+            alike[which].append(row)
+        else:
+            keys.append(_foreign_key(row, names))
+    for rows_ in alike.values():
+        one = _foreign_key(rows_[0], names)
+        # In a partition without it a row may refer to nothing.
+        has_all = sum(row["leaves"] for row in rows_) >= tables[one.table].parts
+        is_checked = has_all and all(row["is_checked"] for row in rows_)
+        keys.append(replace(one, is_of_partitions=True, is_checked=is_checked))
+    return keys
+
+
 def _foreign_key(row: dict[str, Any], names: Mapping[int, str]) -> ForeignKey:
     return ForeignKey(
         name=row["name"],
@@ -197,7 +213,8 @@ def _foreign_key(row: dict[str, Any], names: Mapping[int, str]) -> ForeignKey:
         columns=tuple(row["columns"]),
         referenced_table=names[row["referenced_oid"]],
         referenced=tuple(row["referenced"]),
-        is_of_partition=row["is_of_partition"],
+        is_to_partition=row["is_to_partition"],
+        sets_null=row["on_delete"] == "n",
         is_checked=row["is_checked"],
         is_builtin=row["is_builtin"],
     )

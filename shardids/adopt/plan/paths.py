@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
-from shardids.adopt.plan.document import Kind
+from shardids.adopt.plan.document import STAYS, Kind
 from shardids.adopt.plan.inventory import ForeignKey, Inventory, Table
 from shardids.errors import BadArgument
 
@@ -20,7 +20,7 @@ class Wishes:
     """The caller's corrections of the foreign keys; tables by their names in SQL.
 
     ``keys``: the column of a table that holds the root's key. ``references``: tables that every node gets.
-    ``loose``: tables that stay at the source.
+    ``loose``: tables that stay at the source. ``unowned``: where rows without a key go, as the plan says it.
     """
 
     root: str
@@ -28,6 +28,7 @@ class Wishes:
     keys: Mapping[str, str] = field(default_factory=dict)
     references: Collection[str] = ()
     loose: Collection[str] = ()
+    unowned: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Way:
 
     ``key``: the column that holds it, in the table itself, or at the end of ``path``. ``first``: the foreign
     key that makes a column hold it, or that the path begins with; None for the root, and if the caller said
-    the column. ``is_nullable``: a row may have no key.
+    the column. ``is_nullable``: a row may have no key, and ``unowned`` does not say where such rows go.
     """
 
     kind: Kind
@@ -44,19 +45,30 @@ class Way:
     path: tuple[ForeignKey, ...] = ()
     first: ForeignKey | None = None
     is_nullable: bool = False
+    unowned: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sorted:
     """All tables by what becomes of them.
 
-    ``ways``: of those that are split. ``further``: their other foreign keys to tables that are split, which
+    ``ways``: of those that are split; ``guessed``: those of them that find their key by a guess.
+    ``further``: their other foreign keys to tables that are split, which
     hold in a shard only if both rows have the same key.
     """
 
     ways: Mapping[str, Way]
     references: frozenset[str]
     further: Mapping[str, Sequence[ForeignKey]]
+    guessed: frozenset[str] = frozenset()
+
+    def first(self, table: str) -> ForeignKey | None:
+        """Return the foreign key that begins the way of a table's rows to their key."""
+        return self.ways[table].first if table in self.ways else None
+
+    def is_direct(self, table: str) -> bool:
+        """Return whether a column of a table holds the root's key."""
+        return self.kind(table) is Kind.DIRECT
 
     def kind(self, table: str) -> Kind:
         """Return what becomes of a table."""
@@ -65,10 +77,13 @@ class Sorted:
         return Kind.REFERENCE if table in self.references else Kind.LOOSE
 
 
-def sort_tables(inventory: Inventory, wishes: Wishes) -> Sorted:
-    """Sort the tables of a source by walking its foreign keys from the root."""
-    usable = [key for key in inventory.foreign_keys if not key.is_of_partition]
-    ways = _walk(inventory.tables, usable, wishes)
+def sort_tables(inventory: Inventory, wishes: Wishes, guesses: Sequence[ForeignKey] = ()) -> Sorted:
+    """Sort the tables of a source by walking its foreign keys from the root.
+
+    ``guesses``: foreign keys that the schema does not have; rows may find their key by them.
+    """
+    usable = [key for key in inventory.foreign_keys if not key.is_to_partition]
+    ways = _walk(inventory.tables, [*usable, *guesses], wishes)
     references = _references(inventory, ways, wishes)
     further = defaultdict(list)
     for foreign_key in usable:
@@ -76,7 +91,17 @@ def sort_tables(inventory: Inventory, wishes: Wishes) -> Sorted:
             way, theirs = ways[foreign_key.table], ways[foreign_key.referenced_table]
             if not _says_key(foreign_key, way, theirs):
                 further[foreign_key.table].append(foreign_key)
-    return Sorted(ways=ways, references=frozenset(references), further=dict(further))
+    guessed = {
+        name
+        for name, way in ways.items()
+        if (way.first is not None and way.first in guesses) or any(key in guesses for key in way.path)
+    }
+    return Sorted(
+        ways=ways,
+        references=frozenset(references),
+        further=dict(further),
+        guessed=frozenset(guessed),
+    )
 
 
 def _walk(tables: Mapping[str, Table], foreign_keys: Sequence[ForeignKey], wishes: Wishes) -> dict[str, Way]:
@@ -85,8 +110,7 @@ def _walk(tables: Mapping[str, Table], foreign_keys: Sequence[ForeignKey], wishe
     for foreign_key in foreign_keys:
         children[foreign_key.referenced_table].append(foreign_key)
     given = {wishes.root: Way(kind=Kind.ROOT, key=wishes.root_key)} | {
-        table: Way(kind=Kind.DIRECT, key=column, is_nullable=not tables[table].columns[column].not_null)
-        for table, column in wishes.keys.items()
+        table: _direct(tables[table], column, wishes.unowned) for table, column in wishes.keys.items()
     }
     kept_out = {*wishes.references, *wishes.loose}
     ways: dict[str, Way] = {}
@@ -102,7 +126,7 @@ def _walk(tables: Mapping[str, Table], foreign_keys: Sequence[ForeignKey], wishe
             child = tables[foreign_key.table]
             if child.sql in ways or child.sql in given or child.sql in kept_out or child.relkind == "f":
                 continue
-            next_way = _way(child, foreign_key, way)
+            next_way = _way(child, foreign_key, way, wishes.unowned)
             position = list(child.columns).index(foreign_key.columns[0])
             rank = (next_way.kind is Kind.DERIVED, next_way.is_nullable, depth + 1, position, count)
             heapq.heappush(queue, (*rank, child.sql, next_way))
@@ -110,12 +134,18 @@ def _walk(tables: Mapping[str, Table], foreign_keys: Sequence[ForeignKey], wishe
     return ways
 
 
-def _way(child: Table, foreign_key: ForeignKey, parent: Way) -> Way:
+def _direct(table: Table, column: str, unowned: Mapping[str, str], first: ForeignKey | None = None) -> Way:
+    """Return the way of a table whose column holds the key."""
+    where = unowned.get(table.sql)
+    is_nullable = where is None and not table.columns[column].not_null
+    return Way(kind=Kind.DIRECT, key=column, first=first, is_nullable=is_nullable, unowned=where)
+
+
+def _way(child: Table, foreign_key: ForeignKey, parent: Way, unowned: Mapping[str, str]) -> Way:
     """Return how the rows of a table find the key by a foreign key of theirs to a table that has a way."""
     if parent.kind is not Kind.DERIVED and parent.key in foreign_key.referenced:
         column = foreign_key.columns[foreign_key.referenced.index(parent.key)]
-        is_nullable = not child.columns[column].not_null
-        return Way(kind=Kind.DIRECT, key=column, first=foreign_key, is_nullable=is_nullable)
+        return _direct(child, column, unowned, foreign_key)
     is_null = not all(child.columns[column].not_null for column in foreign_key.columns)
     return Way(
         kind=Kind.DERIVED,
@@ -193,10 +223,12 @@ def read_wishes(
     keys: Sequence[str] = (),
     references: Sequence[str] = (),
     loose: Sequence[str] = (),
+    unowned: Sequence[str] = (),
 ) -> Wishes:
     """Find the tables and columns that are named.
 
-    ``root``: a table, or a column of one that is unique. ``keys``: columns. The others: tables.
+    ``root``: a table, or a column of one that is unique. ``keys``: columns. ``unowned``: TABLE=source or
+    TABLE=SHARD. The others: tables.
 
     Raises:
         BadArgument: a name is not found, or found twice; the root has no key that rows can be split by; or a
@@ -210,6 +242,7 @@ def read_wishes(
         keys=dict(given),
         references=frozenset(_table(inventory.tables, text) for text in references),
         loose=frozenset(_table(inventory.tables, text) for text in loose),
+        unowned=dict(_unowned(inventory.tables, text) for text in unowned),
     )
     named = [table, *(name for name, _ in given), *wishes.references, *wishes.loose]
     if twice := sorted({name for name in named if named.count(name) > 1}):
@@ -282,6 +315,16 @@ def _column(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
             f"{table.sql} has no column {column!r}", hint="It has: " + ", ".join(sorted(table.columns))
         )
     return table.sql, column
+
+
+def _unowned(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
+    name, is_said, where = text.rpartition("=")
+    if not is_said or not (where == STAYS or (where.isascii() and where.isdigit())):
+        raise BadArgument(
+            f"{text!r} does not say where rows without a key go",
+            hint=f"For example: --unowned media={STAYS}, or --unowned media=5 for shard 5",
+        )
+    return _table(tables, name), where if where == STAYS else f"shard {int(where)}"
 
 
 def _table(tables: Mapping[str, Table], text: str) -> str:

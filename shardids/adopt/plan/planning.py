@@ -9,20 +9,33 @@ from typing import Final
 
 from sqlalchemy.engine import URL
 
+from shardids.adopt.plan import guesses
 from shardids.adopt.plan.document import Hop, Kind, OldIds, Plan, TablePlan
-from shardids.adopt.plan.findings import Facts, column_name, find_all, foreign_key_name, id_column
-from shardids.adopt.plan.inventory import Table, read_inventory
+from shardids.adopt.plan.facts import GB, Facts, column_name, foreign_key_name, id_column, shown_size
+from shardids.adopt.plan.findings import find_all, without_key
+from shardids.adopt.plan.inventory import Inventory, Table, read_inventory
+from shardids.adopt.plan.obstacles import Obstacles
 from shardids.adopt.plan.paths import Way, parents_first, read_wishes, sort_tables
-from shardids.adopt.plan.source import LARGEST_KEYS, SAMPLE_ROWS, Reader, Source, Spread, check_rows
-from shardids.errors import StatementFailed
+from shardids.adopt.plan.returning import NO_WAY_BACK, way_back_at_source
+from shardids.adopt.plan.source import (
+    LARGEST_KEYS,
+    SAMPLE_ROWS,
+    Reader,
+    Source,
+    Spread,
+    check_rows,
+    highest_ids,
+)
+from shardids.errors import BadArgument
+from shardids.pg.definitions import Definition, definitions_in
+from shardids.pg.queries import batches
 from shardids.pg.urls import parse_url, shown_url
 
-_GB: Final = 1_000_000_000
 HORIZON_DAYS: Final = 730
 """For how long the shards and nodes are to be enough."""
-NODE_BYTES: Final = 500 * _GB
+NODE_BYTES: Final = 500 * GB
 """The largest node that is backed up and restored within hours."""
-SHARD_BYTES: Final = 10 * _GB
+SHARD_BYTES: Final = 10 * GB
 """The largest shard that moves within minutes."""
 _LEAST_SHARDS: Final = 64
 _MOST_SHARDS: Final = 4096
@@ -34,6 +47,8 @@ COPIED_ROWS_PER_S: Final = 100_000
 """The least that ``make bench`` accepts, with all servers on one machine; rows are compared as fast."""
 COPIED_ROW_BYTES: Final = 114
 """The size of its rows, with their indexes."""
+_BATCH: Final = 64
+"""Of how many tables one transaction reads the definitions."""
 _READ_TABLES: Final = 20
 """Of how many tables, the largest ones and the root, rows are read to see how they are spread."""
 
@@ -136,8 +151,8 @@ def suggest_nodes(expected_bytes: float) -> tuple[int, list[str]]:
     """Return how many nodes a size needs, and the rule that says so."""
     count = max(2, -(-int(expected_bytes) // NODE_BYTES))
     return count, [
-        f"{_size(expected_bytes)} are expected in {HORIZON_DAYS} days; a node is to hold"
-        f" {_size(NODE_BYTES)} at most, and there are two at least: {count} nodes"
+        f"{shown_size(expected_bytes)} are expected in {HORIZON_DAYS} days; a node is to hold"
+        f" {shown_size(NODE_BYTES)} at most, and there are two at least: {count} nodes"
     ]
 
 
@@ -147,8 +162,8 @@ def suggest_shards(expected_bytes: float, tables: int, node_count: int) -> tuple
     while count < _MOST_SHARDS and (expected_bytes / count > SHARD_BYTES or count < 16 * node_count):
         count *= 2
     rules = [
-        f"a shard is to stay below {_size(SHARD_BYTES)}; 16 a node and {_LEAST_SHARDS} in all at least, and"
-        f" {_MOST_SHARDS} at most: {count} shards"
+        f"a shard is to stay below {shown_size(SHARD_BYTES)}; 16 a node and {_LEAST_SHARDS} in all at least,"
+        f" and {_MOST_SHARDS} at most: {count} shards"
     ]
     most = max(node_count, _TABLES_A_NODE * node_count // max(1, tables))
     if count > most:
@@ -187,14 +202,6 @@ def _largest(spread: Mapping[str, Spread]) -> list[LargeKey]:
     return sorted(found, key=lambda one: one.share, reverse=True)[:LARGEST_KEYS]
 
 
-def _size(size_bytes: float) -> str:
-    """Return a size as people read it."""
-    for unit, size in (("TB", 1_000 * _GB), ("GB", _GB), ("MB", 1_000_000), ("kB", 1_000)):
-        if size_bytes >= size:
-            return f"{size_bytes / size:,.3g} {unit}"
-    return f"{size_bytes:.0f} bytes"
-
-
 def reasons(facts: Facts) -> dict[str, str]:
     """Return why each table is planned as it is."""
     users: dict[str, str] = {}
@@ -206,7 +213,16 @@ def reasons(facts: Facts) -> dict[str, str]:
 
 def _reason(facts: Facts, name: str, users: Mapping[str, str]) -> str:
     if way := facts.sorted.ways.get(name):
-        return _split(name, way)
+        drawn = facts.drawn_keys(facts.inventory.tables[name], way)
+        unowned = f" Rows without it: {way.unowned}." if way.unowned is not None else ""
+        filled = [f"{one} from {default}" for one, default in drawn.items() if default is not None]
+        guessed = "A guess by names. " if name in facts.sorted.guessed else ""
+        return (
+            guessed
+            + _split(name, way)
+            + unowned
+            + (f" New rows draw {' and '.join(filled)}." if filled else "")
+        )
     if facts.sorted.kind(name) is Kind.REFERENCE:
         why = "as wished" if name in facts.wishes.references else f"{users[name]} refers to it"
         return f"Reference: {why}. Every node gets all rows."
@@ -224,7 +240,8 @@ def _split(name: str, way: Way) -> str:
     if way.first is None:
         return f"Direct: as wished, {column_name(name, way.key)} holds the key."
     if way.kind is Kind.DIRECT:
-        return f"Direct: {column_name(name, way.key)} holds the key, by foreign key {way.first.name}."
+        by = f", by foreign key {way.first.name}" if way.first.name else ""
+        return f"Direct: {column_name(name, way.key)} holds the key{by}."
     hops = ", then ".join(key.referenced_table for key in way.path)
     return f"Derived: {foreign_key_name(way.first)} leads to the key by {hops}."
 
@@ -246,10 +263,12 @@ class Planned:
 def make_plan(
     source: str | URL,
     *,
-    root: str,
+    root: str | None = None,
     keys: Sequence[str] = (),
     references: Sequence[str] = (),
     loose: Sequence[str] = (),
+    unowned: Sequence[str] = (),
+    guess: bool = False,
     shard_count: int | None = None,
     sample_rows: int = SAMPLE_ROWS,
     via: str | URL | None = None,
@@ -257,41 +276,107 @@ def make_plan(
 ) -> Planned:
     """Read a source as of one moment, in transactions that can't write, and return a plan for it.
 
-    ``root``, ``keys``, ``references`` and ``loose`` name tables and columns as SQL writes them: see
-    :func:`shardids.adopt.plan.paths.read_wishes`. ``sample_rows``: how many rows of a table are read.
+    ``root``, ``keys``, ``references``, ``loose`` and ``unowned`` name tables and columns as SQL writes them:
+    see :func:`shardids.adopt.plan.paths.read_wishes`. ``sample_rows``: how many rows of a table are read.
+    ``guess``: take columns for keys that are called so, unless a row speaks against it.
     ``via``: the relay's URL; it is not connected to. ``reader``: the source's URL with a role that can only
     read, and does. A role that can write reads no rows where other roles own objects: findings say so.
 
     Raises:
-        BadArgument: a name is not found, the root has no key that rows can be split by, or ``reader`` is
-            another database.
+        BadArgument: a name is not found, no root is named (the hint proposes some), the root has no key that
+            rows can be split by, or ``reader`` is another database.
         ConnectionFailed, StatementFailed: the source can't be read.
         UnsupportedServer: it is older than PostgreSQL 14.
     """
     with Source(source, reader) as opened:
-        try:
-            with opened.transaction() as connection:
-                inventory = read_inventory(connection)
-        except StatementFailed as error:
-            raise opened.explained(error) from error
-        wishes = read_wishes(inventory, root=root, keys=keys, references=references, loose=loose)
+        with opened.transaction() as connection:
+            inventory = read_inventory(connection)
+        if root is None:
+            raise _no_root(inventory)
+        wishes = read_wishes(
+            inventory, root=root, keys=keys, references=references, loose=loose, unowned=unowned
+        )
         tables = sort_tables(inventory, wishes)
+        found = guesses.verify(opened, inventory, wishes, tables, sample_rows) if guess else []
+        likely = [one.key for one in found if one.is_likely]
+        tables = sort_tables(inventory, wishes, likely)
+        if odd := sorted(name for name in wishes.unowned if not tables.is_direct(name)):
+            raise BadArgument(
+                f"--unowned names {odd[0]}, which has no column with the key",
+                hint="It is for tables whose own column holds the key, and may be NULL.",
+            )
         checked = check_rows(opened, inventory, tables, sample_rows)
-        facts = Facts(inventory=inventory, wishes=wishes, sorted=tables, checked=checked, skips=opened.skips)
+        highest = highest_ids(
+            opened,
+            {
+                name: one.name
+                for name in tables.ways
+                if (one := id_column(inventory.tables[name])) is not None and one.family == "integer"
+            },
+        )
+        facts = Facts(
+            inventory=inventory,
+            wishes=wishes,
+            sorted=tables,
+            checked=checked,
+            skips=opened.skips,
+            guesses=found,
+            highest=highest,
+        )
         spread = Reader(source=opened, inventory=inventory, sorted=tables, sample_rows=sample_rows)
         expected = forecast(facts, spread, shard_count)
-    order = parents_first(list(inventory.tables), tables, inventory.foreign_keys)
+        order = parents_first(list(inventory.tables), tables, [*inventory.foreign_keys, *likely])
+        plans = tuple(_table_plan(facts, inventory.tables[name]) for name in order)
+        obstacles = Obstacles(
+            tables=plans,
+            there=_definitions(opened, facts),
+            server=inventory.server,
+            shard_count=expected.shard_count,
+            followers=expected.node_count if via is None else 1,
+            guessed={
+                one.key.table: one.evidence() for one in found if one.key == tables.first(one.key.table)
+            },
+            counted={table.sql: without_key(facts, table.sql) for table, _ in facts.split()},
+        )
+        with opened.transaction() as connection:
+            lacking = list(obstacles.of_role(connection))
+            if via is None:
+                back = list(way_back_at_source(connection, plans, obstacles.there, expected.node_count))
+            else:
+                back = [NO_WAY_BACK]
     plan = Plan(
         source=shown_url(parse_url(source)),
         server_version=inventory.server.version,
         root=wishes.root,
         shard_count=expected.shard_count,
-        tables=tuple(_table_plan(facts, inventory.tables[name]) for name in order),
-        findings=tuple(find_all(facts)),
+        tables=plans,
+        findings=tuple(find_all(facts, obstacles, lacking, back)),
         via=None if via is None else shown_url(parse_url(via)),
     )
     comments = {name: [why] for name, why in reasons(facts).items()}
     return Planned(plan=plan, forecast=expected, comments=comments | {"": _about(facts, expected)})
+
+
+def _no_root(inventory: Inventory) -> BadArgument:
+    """Return the error that no root is named, with those that most tables refer to."""
+    roots = [
+        f"--root {name} ({count} of {len(inventory.tables)} tables refer to it)"
+        for name, count in guesses.likely_roots(inventory)
+    ]
+    return BadArgument(
+        "which table is all else to be split by? It is that of customers, users, tenants or projects",
+        hint=f"By foreign keys and names: {'; '.join(roots) or 'no table refers to another'}",
+    )
+
+
+def _definitions(source: Source, facts: Facts) -> dict[str, Definition]:
+    """Read the definitions of the tables that are copied, as far as the role may use their schemas."""
+    names = [table.sql for table in facts.copied() if table.is_usable]
+    found: dict[str, Definition] = {}
+    for some in batches(names, _BATCH):
+        with source.transaction() as connection:
+            found |= definitions_in(connection, some)
+    return found
 
 
 def _table_plan(facts: Facts, table: Table) -> TablePlan:
@@ -311,6 +396,8 @@ def _table_plan(facts: Facts, table: Table) -> TablePlan:
             Hop(columns=key.columns, table=key.referenced_table, referenced=key.referenced)
             for key in way.path
         ),
+        is_guess=table.sql in facts.sorted.guessed,
+        unowned=None if way is None else way.unowned,
         id=None if one is None else one.name,
         old_ids=old_ids,
         rows=table.rows,

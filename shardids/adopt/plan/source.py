@@ -12,17 +12,17 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
+from shardids.adopt.locks import await_recovered, explained
+from shardids.adopt.plan.document import STAYS
 from shardids.adopt.plan.inventory import ForeignKey, Inventory, Table
 from shardids.adopt.plan.paths import Sorted, Way
 from shardids.errors import BadArgument, MissingPrivilege, StatementFailed
 from shardids.pg.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.pg.definitions import Column
-from shardids.pg.queries import batches, prepare, read, statement
+from shardids.pg.queries import batches, prepare, statement
 from shardids.pg.reader import SOURCE_HINT, danger_at_source
 from shardids.pg.urls import parse_url
 
-_NO_LOCK: Final = "55P03"
-_MOST_HOLDERS: Final = 5
 _OPTIONS = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
@@ -53,6 +53,7 @@ class Source:
     def __enter__(self) -> Source:
         if self._has_reader:
             self._require_same()
+        await_recovered(self._engine)
         self._holder = self._engine.connect().execution_options(**_OPTIONS)
         self._holder.begin()
         # This transaction waits while the others work.
@@ -80,25 +81,17 @@ class Source:
         finally:
             engine.dispose()
 
-    def explained(self, error: StatementFailed) -> StatementFailed:
-        """Return an error that names who keeps a table locked, if that is why a statement failed."""
-        if error.sqlstate != _NO_LOCK:
-            return error
-        with self._engine.connect() as connection:
-            holders = read(connection, "adopt/lock_holders.v1", dict[str, Any])
-        if not holders:
-            return StatementFailed(
-                error.message, hint="The lock is gone by now: plan again.", sqlstate=error.sqlstate
-            )
-        return StatementFailed(
-            "tables of the source are locked: " + "; ".join(map(_holder, holders[:_MOST_HOLDERS])),
-            hint="Plan again when that has ended, or end it: select pg_terminate_backend(PROCESS)",
-            sqlstate=error.sqlstate,
-        )
-
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Yield a connection in a transaction that sees the source as of the moment, and can't write."""
+        try:
+            with self._opened() as connection:
+                yield connection
+        except StatementFailed as error:
+            raise explained(error, "Plan again", [("the source", self._engine)]) from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             connection = connection.execution_options(**_OPTIONS)  # noqa: PLW2901 -- the same, with its options
             with connection.begin():
@@ -154,16 +147,6 @@ def require_same_database(source: Connection, reading: Connection) -> None:
             f' "{here.name}", and the source is "{there.name}"',
             hint="--reader-url is the source's URL with another role.",
         )
-
-
-def _holder(row: dict[str, Any]) -> str:
-    if row["gid"] is not None:
-        who = f"prepared transaction {row['gid']!r}"
-    else:
-        application = f" ({row['application']})" if row["application"] else ""
-        who = f"process {row['pid']}{application}"
-    what = "locked by" if row["is_granted"] else "waited for, to lock it, by"
-    return f"{row['table']} is {what} {who} of role {row['role']}"
 
 
 SAMPLE_ROWS: Final = 100_000
@@ -291,7 +274,8 @@ def _checked(
     table = inventory.tables[name]
     further = [key for key in sorted_.further.get(name, ()) if key.is_builtin]
     joins = Joins()
-    own = joins.key_of(sorted_.ways[name])
+    way = sorted_.ways[name]
+    own = joins.key_of(way)
     counts: list[sql.Composable] = [
         sql.SQL("count(*)"),
         statement("count(*) filter (where {} is null)", own),
@@ -303,7 +287,9 @@ def _checked(
         )
         counts.append(statement("count(*) filter (where {})", filled))
         # Of a row whose other row is not found, nothing says that it has the same key.
-        crosses = statement("{} and {} is not null and {} is distinct from {}", filled, own, own, theirs)
+        # A row without a key refers to no other shard, unless a shard takes all such rows.
+        stays = sql.SQL(" and {} is not null").format(own) if way.unowned in (None, STAYS) else sql.SQL("")
+        crosses = statement("{}{} and {} is distinct from {}", filled, stays, own, theirs)
         counts.append(statement("count(*) filter (where {})", crosses))
     row = only_row(
         connection,
@@ -322,6 +308,24 @@ def _checked(
         without_key=row[1],
         further={key.name: pair for key, pair in zip(further, pairs, strict=True)},
     )
+
+
+def highest_ids(source: Source, tables: Mapping[str, str]) -> dict[str, int]:
+    """Return the highest ID of tables, as far as they can be read; ``tables``: the key's column of each."""
+    found: dict[str, int] = {}
+    for some in batches(list(tables), _BATCH):
+        left = list(some)
+        while left:
+            try:
+                with source.rows() as connection:
+                    while left:
+                        query = statement("select max(t0.{}) from {} t0", tables[left[0]], named(left[0]))
+                        (highest,) = only_row(connection, query)
+                        found |= {left[0]: highest} if highest is not None else {}
+                        left.pop(0)
+            except (StatementFailed, MissingPrivilege):
+                left.pop(0)
+    return found
 
 
 _CREATED: Final = frozenset(

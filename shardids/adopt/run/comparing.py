@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import text
 
-from shardids.adopt.plan.document import Kind, TablePlan
+from shardids.adopt.plan.document import STAYS, Kind, TablePlan
 from shardids.adopt.plan.source import require_same_database
 from shardids.adopt.run.following import await_confirmed
 from shardids.adopt.run.relay import lost_keys, lost_rows
@@ -48,9 +48,11 @@ def placed_rows(sides: Sides, plan: TablePlan, there: Mapping[str, Definition]) 
             for own, theirs in zip(hop.columns, hop.referenced, strict=True)
         )
         joins += f" left join {hop.table} p{number} on {equal}"
-    key = there[key_table].columns[plan.key or ""]
-    shard = sides.shard_of_key(key, of=of)
-    return f"(select {shard} as {HOME}, t.* from {name} t{joins}) t"  # noqa: S608 -- quoted
+    holder = next(table for table in sides.split if table.name == key_table)
+    shard = sides.shard_of_key(holder, there[key_table], of=of)
+    # Rows that are to stay at the source have no shard.
+    kept = f" where {of}{quoted(plan.key or '')} is not null" if plan.unowned == STAYS else ""
+    return f"(select {shard} as {HOME}, t.* from {name} t{joins}{kept}) t"  # noqa: S608 -- quoted
 
 
 _ROWS_A_CHUNK: Final = 200
@@ -344,7 +346,7 @@ def _settle(sides: Sides, pair: _Pair, reading: _Reading, original: _Rows, chose
         original, doubted, suspects = after, odd, unchanged
     raise AdoptionFailed(
         f"the rows of {table.plan.name} are changed too quickly to be compared",
-        hint="Compare again when the source has less to do: shardids adopt compare",
+        hint="Compare again when the source has less to do: shardids adopt run --compare",
     )
 
 

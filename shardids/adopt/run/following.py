@@ -398,7 +398,7 @@ def require_timelines(followers: Sequence[Taker | Relay]) -> None:
             raise AdoptionFailed(
                 f'"{follower.side.name}" is another server than the one that took rows in: a promoted'
                 " standby, or a restored backup. It may lack changes that the other had confirmed",
-                hint="shardids adopt compare says whether it does; if so: shardids adopt abort.",
+                hint="shardids adopt run --compare says whether it does; if so: shardids adopt abort.",
             )
 
 

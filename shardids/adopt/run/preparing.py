@@ -10,7 +10,9 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from shardids.adopt.plan.document import Kind, Plan, TablePlan
-from shardids.adopt.plan.findings import column_name, is_crossing
+from shardids.adopt.plan.drawing import drawn_keys
+from shardids.adopt.plan.facts import column_name
+from shardids.adopt.plan.findings import is_crossing
 from shardids.adopt.run.requirements import refuse
 from shardids.adopt.run.sides import Sides, Taker, opened_sides, source_url
 from shardids.catalog.rows import Catalog
@@ -39,7 +41,7 @@ class Making:
     Attributes:
         structure: the table of the source.
         name: how the statements call it: bare in a shard, with its schema on a node.
-        key: the column that draws from ``next_id()``, if one does.
+        drawn: defaults other than at the source, by column.
         wide: the columns that become ``bigint``.
         has_numbers: sequences of the source come along, one for each shard.
         foreign_keys: those that hold, each with the name of the table that it refers to.
@@ -48,7 +50,7 @@ class Making:
 
     structure: Definition
     name: str
-    key: str | None = None
+    drawn: Mapping[str, str | None] = field(default_factory=dict)
     wide: frozenset[str] = frozenset()
     has_numbers: bool = False
     foreign_keys: Sequence[tuple[Constraint, str]] = ()
@@ -126,7 +128,9 @@ def make_table(making: Making, to: Statements) -> None:
 
 
 def _numbered(making: Making) -> Iterator[Column]:
-    return (one for one in making.structure.columns.values() if one.sequences and one.name != making.key)
+    return (
+        one for one in making.structure.columns.values() if one.sequences and one.name not in making.drawn
+    )
 
 
 def _column(column: Column, making: Making, to: Statements) -> str:
@@ -143,10 +147,14 @@ def _column(column: Column, making: Making, to: Statements) -> str:
 
 def _default(column: Column, making: Making, to: Statements) -> str | None:
     subject = f"{making.structure.name}.{column.sql}"
+    if column.name in making.drawn:
+        if (default := making.drawn[column.name]) is None:
+            to.differs.append(f"{subject}: no default: applications make the key, which decides the shard")
+        elif not column.sequences:
+            to.differs.append(f"{subject}: draws from {default}, at the source from {column.default}")
+        return default
     if not column.sequences:
         return column.default
-    if column.name == making.key:
-        return "next_id()"
     if not making.has_numbers:
         to.differs.append(f"{subject}: no default: each node would number its own rows")
         return None
@@ -327,6 +335,7 @@ def prepare(catalog: Catalog, plan: Plan, *, source: str | None = None, with_gra
     url = source_url(catalog, plan.source, source)
     with opened_sides(catalog, plan, url, name="shardids_adopt_prepare") as sides:
         wanted = {table.name: table for table in plan.tables if table.kind is not Kind.LOOSE}
+        sides.await_source()
         with sides.source.engine.connect() as connection:
             structures = read_definitions(connection, wanted, is_whole=True)
             types = read_types(connection, wanted)
@@ -393,12 +402,11 @@ class _Writer:
 
     def add_table(self, table: TablePlan) -> None:
         structure, is_split = self._structures[table.name], self._is_split(table.name)
-        column = structure.columns.get(table.id or "") if is_split else None
         to = self._shard if is_split else self._node
         making = Making(
             structure=structure,
             name=structure.table_sql if is_split else structure.qualified,
-            key=column.name if column is not None and column.sequences else None,
+            drawn=drawn_keys(structure.columns, table.id, table.root_key) if is_split else {},
             wide=self._wide[table.name],
             has_numbers=is_split,
             foreign_keys=list(self._foreign_keys(structure, to)),

@@ -25,8 +25,9 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
 from shardids.adopt.plan.document import Hop, Kind, TablePlan
+from shardids.adopt.plan.obstacles import ROUTE, base_type, identity_of
 from shardids.adopt.run.following import let_follow, publish_tables
-from shardids.adopt.run.sides import ROUTE, Relay, Sides
+from shardids.adopt.run.sides import Relay, Sides
 from shardids.errors import AdoptionFailed
 from shardids.pg.connections import keep_out_of_logs
 from shardids.pg.definitions import Column, Definition
@@ -57,24 +58,11 @@ _KEPT: Final = frozenset(
     }
 )
 """Types that a relay also has. It stores values of any other, such as an enum, as text."""
-REFERRED: Final = frozenset({"smallint", "integer", "bigint", "uuid", "date", "text", "character varying"})
-"""Types of columns that lead from a row to the one with its key."""
-
-
-def base_type(type_name: str) -> str:
-    """Return a type without its length: ``numeric`` for ``numeric(10,2)``."""
-    head, _, rest = type_name.partition("(")
-    return head + rest.partition(")")[2]
 
 
 def relay_type(column: Column) -> str:
     """Return the type that a column has on the relay."""
     return column.type if column.labels is None and base_type(column.type) in _KEPT else "text"
-
-
-def identity_of(table: Definition) -> Sequence[str]:
-    """Return the columns that identify an updated or deleted row on the relay; none: the whole row."""
-    return table.primary_key if table.identity is None else table.identity
 
 
 def create_table(number: int, plan: TablePlan, table: Definition) -> str:
@@ -105,8 +93,8 @@ def home_of_parent(sides: Sides, plan: TablePlan, there: Mapping[str, Definition
     """Return an expression for the shard of the row that one of a derived table refers to, on the relay."""
     if len(plan.path) > 1:
         return f"{of}{ROUTE}"
-    key = there[plan.path[0].table].columns[plan.key or ""]
-    return sides.shard_of_key(key, of=of)
+    parent = next(table for table in sides.split if table.name == plan.path[0].table)
+    return sides.shard_of_key(parent, there[parent.name], of=of)
 
 
 def index_paths(

@@ -2,286 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Row, text
 
-from shardids.adopt.plan.document import Kind, Plan, TablePlan
+from shardids.adopt.plan.document import Finding, Kind, Plan
+from shardids.adopt.plan.inventory import read_server
+from shardids.adopt.plan.obstacles import AGAIN, Obstacles
 from shardids.adopt.run import relay as relays
 from shardids.adopt.run.comparing import node_reader, source_reader
-from shardids.adopt.run.relay import REFERRED, base_type, identity_of
-from shardids.adopt.run.sides import ROUTE, Relay, Sides, Taker
+from shardids.adopt.run.fitting import fits_shards
+from shardids.adopt.run.sides import Relay, Sides, Taker
 from shardids.catalog.moves import open_moves
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionRefused, ShardidsError
 from shardids.pg.connections import keep_out_of_logs, server_major
-from shardids.pg.definitions import KEY_TYPES, Column, Definition, has_rows, read_definitions
-from shardids.pg.queries import AS_IS, quoted
+from shardids.pg.definitions import Definition, read_definitions
+from shardids.pg.queries import AS_IS
 from shardids.pg.reader import HINT, SOURCE_HINT
 from shardids.pg.schemas import untrusted
 from shardids.replication.subscriptions import Refusal, ending_copies, unable_to_publish, unable_to_subscribe
 
-_WIDER = {
-    "smallint": ("integer", "bigint"),
-    "integer": ("bigint",),
-    "real": ("double precision",),
-    "character varying": ("text",),
-}
-"""Types that take every value of a type in as the same text."""
-_RESERVED = ("shardids", "shardids_catalog", "shardids_query", "shardids_nodes", "shardids_adopt")
-FULL_NEEDS_ALL: Final = 18
-"""From this version on a table with replica identity FULL and a generated column refuses its updates."""
-
-
-def is_followable(
-    table: TablePlan, there: Definition, version: int, *, is_filtered: bool
-) -> Iterator[Refusal]:
-    """Require that every change of a table is logged with the column that determines its row's shard.
-
-    ``is_filtered``: the source itself determines the shard, by a row filter.
-    """
-    name = table.name
-    if there.kind not in ("r", "p") or there.persistence != "p":
-        yield Refusal(
-            reason=f"{name} is not an ordinary, logged table",
-            remedy="Leave it out of the plan, or: alter table … set logged",
-        )
-        return
-    if there.is_inherited:
-        yield Refusal(
-            reason=f"table {name} inherits, or is inherited by another",
-            remedy="Adopt partitioned tables by their root; end other inheritance: alter table … no inherit",
-        )
-    if not there.is_own:
-        yield Refusal(
-            reason=f"the role is not an owner of {name}", remedy="Use the owner's or a superuser's URL."
-        )
-    if there.schema in _RESERVED:
-        yield Refusal(reason=f"schema {there.schema} is shardids' own", remedy="Rename it at the source.")
-    if there.identity == ():
-        yield Refusal(
-            reason=f"table {name} has no replica identity: its updates can't be followed",
-            remedy=f"Give it a primary key, or: alter table {name} replica identity full",
-        )
-    if there.has_full_identity and version >= FULL_NEEDS_ALL and len(there.stored) < len(there.columns):
-        yield Refusal(
-            reason=f"table {name} has replica identity FULL and a generated column: updates would fail",
-            remedy=f"alter table {name} replica identity using index …, a unique one with the key",
-        )
-    if table.kind in (Kind.ROOT, Kind.DIRECT):
-        yield from _has_key(table, there, is_filtered=is_filtered)
-
-
-def _has_key(table: TablePlan, there: Definition, *, is_filtered: bool) -> Iterator[Refusal]:
-    key = there.columns.get(table.key or "")
-    if key is None:
-        yield Refusal(reason=f"table {table.name} has no column {table.key}", remedy="Write the plan again.")
-        return
-    if key.family is None or key.is_generated:
-        generated = ", generated" if key.is_generated else ""
-        collation = "" if key.is_deterministic else ", of a nondeterministic collation"
-        yield Refusal(
-            reason=f"{table.name}.{key.name} can't be a key: it is {key.type}{generated}{collation}",
-            remedy=f"A key is a stored column, {' or '.join(KEY_TYPES)}.",
-        )
-    if not key.not_null:
-        yield Refusal(
-            reason=f"{table.name}.{key.name} may be NULL, and a row without key has no shard",
-            remedy=f"alter table {table.name} alter column {quoted(key.name)} set not null",
-        )
-    if is_filtered and there.identity is not None and key.name not in there.identity:
-        yield Refusal(
-            reason=f"{table.name}.{key.name} is not logged when a row is updated or deleted: with the filter"
-            " that the nodes need, every UPDATE and DELETE there would fail",
-            remedy=f"alter table {table.name} replica identity full; to go back: … replica identity default;"
-            " or bring the rows through a relay: --via URL",
-        )
-    elif is_filtered and table.kind is Kind.DIRECT and there.identity is not None and there.has_toast:
-        yield Refusal(
-            reason=f"{table.name} has columns whose large values are not logged by an UPDATE of others: a row"
-            " whose key changes would arrive on another node without them",
-            remedy=f"alter table {table.name} replica identity full; or bring the rows through a relay: --via"
-            " URL",
-        )
-
-
-def fits_shards(
-    connection: Connection, taker: Taker, sides: Sides, there: Mapping[str, Definition]
-) -> Iterator[Refusal]:
-    """Require that the tables of a node's shards are there, are empty, and take the source's rows."""
-    split = [there[table.name] for table in sides.split]
-    in_shards = {sides.in_shard(table, shard) for table in split for shard in taker.shards}
-    here = read_definitions(connection, in_shards | there.keys())
-    node = f'node "{taker.side.name}"'
-    for table in split:
-        names = [sides.in_shard(table, shard) for shard in taker.shards]
-        # One shard's fault is, as a rule, that of them all.
-        faults = (list(_fits(table, here.get(name), name, connection, is_part=True)) for name in names)
-        for reason, remedy in next(filter(None, faults), ()):
-            yield Refusal(reason=f"{node}: {reason}", remedy=remedy)
-        if any(ROUTE in here[name].columns for name in names if name in here):
-            yield Refusal(
-                reason=f"{node}: tables {table.table} of its shards have a column {ROUTE}",
-                remedy="Drop it by a revision of the application: shardids migrate",
-            )
-        if len({_kinds(table, here[name]) for name in names if name in here}) > 1:
-            yield Refusal(
-                reason=f"{node}: columns of {table.name} have another type or default in each shard",
-                remedy="Make types that shards use on the node: shardids migrate, with node revisions.",
-            )
-        if table.name in here:
-            yield Refusal(
-                reason=f"{node} already has a table {table.name}, where the rows are to arrive",
-                remedy="Rename or drop it there.",
-            )
-    for plan in sides.reference:
-        table = there[plan.name]
-        for reason, remedy in _fits(table, here.get(table.name), table.name, connection, is_part=False):
-            yield Refusal(reason=f"{node}: {reason}", remedy=remedy)
-
-
-def _kinds(table: Definition, here: Definition) -> tuple[tuple[str, str, str | None], ...]:
-    """Return the properties that the tables of all shards must share to be parts of one table."""
-    return tuple(
-        (c.name, c.type, c.default if c.is_generated or c.name not in table.columns else None)
-        for c in here.columns.values()
-    )
-
-
-def _fits(
-    table: Definition, here: Definition | None, name: str, connection: Connection, *, is_part: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield reasons, each with its remedy, why a table can't take in the rows of another."""
-    migrate = "Change it by a revision of the application: shardids migrate"
-    if here is None:
-        yield f"table {name} does not exist", "Make it by a revision of the application: shardids migrate"
-        return
-    if here.kind != "r" or here.is_inherited or here.persistence != "p":
-        yield f"{name} is not an ordinary table", migrate
-        return
-    for column in table.columns.values():
-        yield from (
-            (f"{name}.{column.name} {why}", migrate) for why in _takes(column, here.columns.get(column.name))
-        )
-    for column in here.stored:
-        if column.name not in table.columns and column.not_null and column.default is None:
-            yield f"{name}.{column.name} is NOT NULL, and the source has no such column", migrate
-        if is_part and column.is_identity:
-            yield f"{name}.{column.name} is an identity column", f"{migrate}; a default does as well"
-    if here.identity == ():
-        yield f"{name} has no primary key to find a changed row", migrate
-    elif not set(here.identity or ()) <= table.columns.keys():
-        yield f"{name} finds a changed row by columns that the source has not", migrate
-    elif table.identity is not None and not set(here.identity or here.columns) <= set(table.identity):
-        yield (
-            f"{name} finds a changed row by columns that the source does not log",
-            f"Give it the primary key of {table.name}, or: alter table {table.name} replica identity full",
-        )
-    if has_rows(connection, name):
-        yield f"{name} has rows already", "Empty the tables of the shards."
-    connection.rollback()
-
-
-def _takes(there: Column, here: Column | None) -> Iterator[str]:
-    if here is None:
-        yield "is missing"
-    elif there.is_generated != here.is_generated:
-        yield "is generated on one side only"
-    elif not _is_as_wide(there, here):
-        yield f"is {here.type}, and {there.type} at the source"
-    elif here.not_null and not there.not_null and not there.is_generated:
-        yield "is NOT NULL, and may be NULL at the source"
-
-
-def _is_as_wide(there: Column, here: Column) -> bool:
-    if there.labels is not None or here.labels is not None:
-        # The schema of an enum may be another.
-        return there.short_type == here.short_type and set(there.labels or ()) <= set(here.labels or ())
-    base, _, length = there.type.partition("(")
-    if there.type == here.type or here.type in _WIDER.get(base, ()):
-        return True
-    # Without a length it takes any.
-    return bool(length) and here.type == base and base in ("character varying", "numeric")
-
-
-_AGAIN = "Write the plan again: shardids adopt plan"
-_ALIKE = {"smallint": "integer", "bigint": "integer", "character varying": "text"}
-"""Types of columns that can refer to one of another type."""
 _WORKERS = 3
 """How many processes a subscription takes: one applies changes, two copy tables."""
-
-
-def paths_are_known(plan: Plan) -> Iterator[Refusal]:
-    """Require that the tables on the way of a derived one say the same of the rest of the way."""
-    tables = {table.name: table for table in plan.tables}
-    for table in plan.tables:
-        if table.kind is not Kind.DERIVED:
-            continue
-        parent = tables.get(table.path[0].table) if table.path else None
-        if parent is None or parent.kind in (Kind.REFERENCE, Kind.LOOSE):
-            yield Refusal(reason=f"the path of {table.name} leads to no table that is split", remedy=_AGAIN)
-        elif parent.path != table.path[1:] or parent.key != table.key:
-            yield Refusal(
-                reason=f"the path of {table.name} is not one hop and then that of {parent.name}",
-                remedy=_AGAIN,
-            )
-
-
-def paths_are_fit(sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
-    """Require columns on the way to the key that the relay can compare as the source does."""
-    for table in sides.derived:
-        hop = table.path[0]
-        if table.name not in there or hop.table not in there:
-            continue
-        if ROUTE in there[table.name].columns:
-            yield Refusal(
-                reason=f"table {table.name} has a column {ROUTE}", remedy="Rename it at the source."
-            )
-        for own, theirs in zip(hop.columns, hop.referenced, strict=True):
-            unfit = [*_can_refer(there[table.name], own), *_can_refer(there[hop.table], theirs)]
-            yield from unfit
-            if not unfit and not _compare(there[table.name].columns[own], there[hop.table].columns[theirs]):
-                yield Refusal(
-                    reason=f"{table.name}.{own} and {hop.table}.{theirs} are of types that don't compare",
-                    remedy=_AGAIN,
-                )
-    for name, found in there.items():
-        if any(found.columns[column].is_generated for column in identity_of(found)):
-            yield Refusal(
-                reason=f"table {name} finds a changed row by a generated column, which is not replicated",
-                remedy=f"alter table {name} replica identity using index …, one without it",
-            )
-
-
-def _compare(own: Column, theirs: Column) -> bool:
-    kinds = {_ALIKE.get(base_type(column.type), column.type) for column in (own, theirs)}
-    return len(kinds) == 1
-
-
-def _can_refer(table: Definition, name: str) -> Iterator[Refusal]:
-    column = table.columns.get(name)
-    if column is None:
-        yield Refusal(
-            reason=f"table {table.name} has no column {name}",
-            remedy=_AGAIN,
-        )
-    elif column.labels is not None or base_type(column.type) not in REFERRED or column.is_generated:
-        generated = ", generated" if column.is_generated else ""
-        yield Refusal(
-            reason=f"{table.name}.{name} is on the way to a key, and {column.type}{generated}",
-            remedy=f"Such a column is a stored one, {', '.join(sorted(REFERRED))}; or give the table a"
-            " column with the key.",
-        )
-    elif not column.is_deterministic:
-        yield Refusal(
-            reason=f"{table.name}.{name} is on the way to a key, and of a nondeterministic collation",
-            remedy="Give the table a column with the key.",
-        )
 
 
 _DATABASE = text("""
@@ -289,7 +36,6 @@ _DATABASE = text("""
            to_regnamespace('shardids') is not null or to_regnamespace('shardids_catalog') is not null
              as is_of_cluster,
            to_regnamespace('shardids_relay') is not null as is_relay,
-           to_regnamespace('shardids_adopt') is not null as has_barrier,
            has_database_privilege(current_database(), 'create') as may_create""")
 _WHERE = text("""
     select pg_postmaster_start_time()::text as started, d.oid, d.datname::text as database
@@ -369,15 +115,6 @@ def as_fed(sides: Sides, there: Mapping[str, Definition]) -> dict[str, Definitio
     return {name: replace(table, identity=None) for name, table in there.items()}
 
 
-def lacks_relay(table: TablePlan) -> Refusal:
-    """Return why a derived table can't be taken in without a relay."""
-    return Refusal(
-        reason=f"table {table.name} has no column with the key: only its foreign keys lead to it",
-        remedy="Bring the rows through a relay: --via URL, an empty database of PostgreSQL 15 or later. Or"
-        " give the table such a column, NOT NULL, kept by the application or by a trigger, and plan again.",
-    )
-
-
 _FIRST_WITH_FILTERS = 15
 _CLOCKS_DIFFER = timedelta(days=1)
 
@@ -400,20 +137,16 @@ def refuse(plan: Plan, refusals: Sequence[Refusal]) -> None:
 
 
 def plan_is_runnable(plan: Plan) -> Iterator[Refusal]:
-    """Require a plan that nothing blocks, and a relay for tables without a column for the key."""
-    for finding in plan.findings:
+    """Require a plan that nothing blocks, with a root."""
+    yield from _blocking(plan, plan.findings)
+    if not any(table.kind is Kind.ROOT for table in plan.tables):
+        yield Refusal(reason="the plan has no root", remedy=AGAIN)
+
+
+def _blocking(plan: Plan, findings: Iterable[Finding]) -> Iterator[Refusal]:
+    for finding in findings:
         if plan.is_blocked_by(finding):
             yield Refusal(reason=f"{finding.subject}: {finding.reason}", remedy=finding.remedy)
-    if plan.via is not None:
-        yield from paths_are_known(plan)
-    for table in plan.tables:
-        if table.kind is Kind.DERIVED:
-            if plan.via is None:
-                yield lacks_relay(table)
-        elif table.kind in (Kind.ROOT, Kind.DIRECT) and table.key is None:
-            yield Refusal(reason=f"table {table.name} has no key", remedy="Name its column in the plan: key")
-    if not any(table.kind is Kind.ROOT for table in plan.tables):
-        yield Refusal(reason="the plan has no root", remedy="Write the plan again: shardids adopt plan")
 
 
 def rows_can_be_compared(sides: Sides) -> Iterator[Refusal]:
@@ -467,44 +200,17 @@ def cluster_is_ready(catalog: Catalog, sides: Sides) -> Iterator[Refusal]:
         )
 
 
-def source_is_fit(source: Connection, sides: Sides) -> Iterator[Refusal]:
-    """Require a server that filters rows, its settings, and rights of the role."""
-    yield from ending_copies(source, "the source")
-    facts, followers = source.execute(_DATABASE).one(), 1 if sides.relay else len(sides.takers)
-    yield from unable_to_publish(source, "the source", followers * _WORKERS)
-    if (version := server_major(source)) < _FIRST_WITH_FILTERS and sides.relay is None:
-        yield Refusal(
-            reason=f"the source runs PostgreSQL {version}, which can't publish some rows of a table",
-            remedy="Bring the rows through a relay: --via URL, an empty database of PostgreSQL 15 or later.",
-        )
-    if facts.has_barrier:
-        yield Refusal(
-            reason="the source has a schema shardids_adopt: it was adopted, or is being adopted",
-            remedy="If no cluster needs it any more: drop schema shardids_adopt cascade",
-        )
-    yield from _is_usable(facts, "the source", "Adopt a database that is of no cluster.")
-
-
-def tables_are_fit(sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
-    """Require that logical replication can determine the shard of every row and of every change."""
-    for table in (*sides.split, *sides.reference):
-        if table.name not in there:
-            yield Refusal(
-                reason=f"the source has no table {table.name}",
-                remedy="Write the plan again: shardids adopt plan",
-            )
-        else:
-            is_filtered = sides.relay is None
-            yield from is_followable(
-                table, there[table.name], sides.plan.server_version // 10000, is_filtered=is_filtered
-            )
-    bare = Counter(there[table.name].table for table in sides.split if table.name in there)
-    for name, number in bare.items():
-        if number > 1:
-            yield Refusal(
-                reason=f'{number} tables, in different schemas, are called "{name}", and would be one',
-                remedy="Rename them at the source until they differ.",
-            )
+def source_is_fit(source: Connection, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Require all that the plan requires of the source, as it is now, and rights of the role."""
+    obstacles = Obstacles(
+        tables=sides.plan.tables,
+        there=there,
+        server=read_server(source),
+        shard_count=sides.plan.shard_count,
+        followers=1 if sides.relay else len(sides.takers),
+    )
+    yield from _blocking(sides.plan, obstacles.find())
+    yield from obstacles.of_role(source)
 
 
 def keys_are_fit(source: Connection, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:

@@ -16,12 +16,14 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
+from shardids.adopt.locks import await_recovered, explained
 from shardids.adopt.plan.document import Kind, Plan, TablePlan
+from shardids.adopt.plan.obstacles import ROUTE
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.old_ids import lowest_new_id
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.topology import schema_name
-from shardids.errors import BadArgument
+from shardids.errors import BadArgument, StatementFailed
 from shardids.ids.layout import Layout
 from shardids.pg.connections import keep_commits, keep_settings
 from shardids.pg.definitions import KEY_TYPES, Column, Definition, read_definitions
@@ -35,8 +37,6 @@ _BYTES: Final = {
     "uuid": r"'\x753a'::bytea || uuid_send({key})",
 }
 """The bytes that are hashed, by the family of the key's type; text has to be in UTF-8 on the server."""
-ROUTE: Final = "shardids_shard"
-"""The column with the shard of a row without a key: on the relay, and where rows arrive."""
 
 
 def family_of(key: Column) -> str:
@@ -80,6 +80,11 @@ def staged_shard(
     mask = (1 << layout.shard_bits) - 1
     issued = f"int4(({key}::bigint >> {layout.sequence_bits}) & {mask})"
     return f"case when {key} < {lowest_new_id} then {hashed} else {issued} end"
+
+
+def _or_unowned(table: TablePlan, shard: str) -> str:
+    """Return an expression for a row's shard, also if its key is NULL."""
+    return shard if table.unowned_shard is None else f"coalesce({shard}, {table.unowned_shard})"
 
 
 def row_filter(shard: str, shards: Iterable[int]) -> str:
@@ -188,10 +193,16 @@ class Sides:
         """Return an expression for the shard of a row where the nodes fetch it."""
         if table.kind is Kind.DERIVED:
             return ROUTE
-        return self.shard_of_key(definition.columns[table.key or ""])
+        return self.shard_of_key(table, definition)
 
-    def shard_of_key(self, key: Column, *, of: str = "") -> str:
-        """Return an expression for the shard of a key at the source; ``of``: a table and a dot."""
+    def shard_of_key(self, table: TablePlan, definition: Definition, *, of: str = "") -> str:
+        """Return an expression for the shard of a row at the source by its key; ``of``: an alias and a dot.
+
+        It is NULL for rows that stay there, since they have no key.
+        """
+        return _or_unowned(table, self._hashed_key(definition.columns[table.key or ""], of))
+
+    def _hashed_key(self, key: Column, of: str) -> str:
         family, count = family_of(key), self.cluster.shard_count
         if self.has_returned:
             return staged_shard(key.name, family, count, self.cluster.layout, self.lowest_new_id, of=of)
@@ -203,14 +214,21 @@ class Sides:
             return ROUTE
         key = table.key or ""
         family = family_of(definition.columns[key])
-        return staged_shard(key, family, self.cluster.shard_count, self.cluster.layout, self.lowest_new_id)
+        count, layout = self.cluster.shard_count, self.cluster.layout
+        return _or_unowned(table, staged_shard(key, family, count, layout, self.lowest_new_id))
 
     def row_filter(self, table: TablePlan, definition: Definition, taker: Taker) -> str:
         """Return the condition that the rows of a node meet where it fetches them."""
         return row_filter(self.hashed_shard(table, definition), taker.shards)
 
+    def await_source(self) -> None:
+        """Wait while the source recovers from a crash."""
+        await_recovered(self.source.engine)
+
     def end_sessions(self, *, at_source: bool = True, dry_run: bool = False) -> None:
         """End the sessions that a former process may have left running; a dry run only connects."""
+        if at_source:
+            self.await_source()
         for side in self.all:
             if at_source or side is not self.source:
                 side.end_sessions(self.name, dry_run=dry_run)
@@ -247,7 +265,7 @@ def opened_sides(
         reading = original
         if reader is not None:
             reading = kept.enter_context(_opened(parse_url(reader), "source", name))
-        yield Sides(
+        sides = Sides(
             source=original,
             reading=reading,
             relay=relay,
@@ -267,6 +285,17 @@ def opened_sides(
             has_returned=bool(has_returned) and via is None,
             name=name,
         )
+        try:
+            yield sides
+        except StatementFailed as error:
+            names = [
+                (
+                    f"the {side.name}" if side.name in ("source", "relay") else f'node "{side.name}"',
+                    side.engine,
+                )
+                for side in sides.all
+            ]
+            raise explained(error, "Run the command again", names) from error
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.adopt.plan.document import Kind
-from shardids.adopt.run.sides import ROUTE, Sides, Taker
+from shardids.adopt.plan.obstacles import ROUTE
+from shardids.adopt.run.sides import Sides, Taker
 from shardids.catalog.old_ids import OldIdRule
 from shardids.catalog.topology import schema_name
 from shardids.errors import AdoptionFailed
@@ -196,8 +197,8 @@ _CLOSE_TABLE = text("select shardids.close_table(to_regclass(:name))")
 _OPEN_TABLE = text("select shardids.open_table(to_regclass(:name))")
 
 
-def old_ids(taker: Taker, sides: Sides, rule: OldIdRule) -> Iterator[tuple[int, int]]:
-    """Yield the old IDs of a table on a node, each with its shard, in order."""
+def old_ids(taker: Taker, sides: Sides, rule: OldIdRule, after: int | None) -> Iterator[tuple[int, int]]:
+    """Yield the old IDs of a table on a node that are above one, each with its shard, in order."""
     column = sql.Identifier(rule.column).as_string()
     rows = " union all ".join(
         f"select {column} as id, {shard} as shard from"  # noqa: S608 -- quoted
@@ -206,7 +207,8 @@ def old_ids(taker: Taker, sides: Sides, rule: OldIdRule) -> Iterator[tuple[int, 
     )
     with taker.side.engine.connect() as connection:
         found = connection.execution_options(stream_results=True, no_parameters=True).exec_driver_sql(
-            f"select id, shard from ({rows}) rows where id < {sides.lowest_new_id} order by id"  # noqa: S608 -- quoted
+            f"select id, shard from ({rows}) rows where id < {sides.lowest_new_id}"  # noqa: S608 -- quoted
+            f"{'' if after is None else f' and id > {after}'} order by id"
         )
         for row in found:
             yield row.id, row.shard

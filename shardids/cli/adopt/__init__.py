@@ -10,11 +10,11 @@ import typer
 
 from shardids.cli.command import Run, TrustOption, refuse, takes
 from shardids.cli.migrate import FOLDER, DirOption
-from shardids.cli.printing import err, out, print_json, print_warnings
+from shardids.cli.printing import err, out, print_json
 from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
-    from shardids.adopt.adoption import Result
+    from shardids.adopt.adopter import Result
 
 app = typer.Typer(help="Take an existing PostgreSQL database into shards.", no_args_is_help=True)
 
@@ -71,12 +71,13 @@ def plan(
         ),
     ],
     root: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="TABLE[.COLUMN]",
-            help="The table that all others are split by, and its key; default: its primary key.",
+            help="The table that all others are split by, and its key; default: its primary key. Without it"
+            " the command proposes some.",
         ),
-    ],
+    ] = None,
     key: Annotated[
         list[str] | None,
         typer.Option(metavar="TABLE.COLUMN", help="A column that holds the root's key. Repeatable."),
@@ -87,6 +88,19 @@ def plan(
     loose: Annotated[
         list[str] | None, typer.Option(metavar="TABLE", help="A table that stays at the source. Repeatable.")
     ] = None,
+    unowned: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE=WHERE",
+            help="Where rows go whose key is NULL: source, where they stay, or a shard. Repeatable.",
+        ),
+    ] = None,
+    guess: Annotated[
+        bool,
+        typer.Option(
+            "--guess", help="Where foreign keys are missing, go by names such as user_id, if the rows agree."
+        ),
+    ] = False,
     shards: Annotated[
         int | None, typer.Option(min=1, max=65536, help="How many shards; default: as many as are suggested.")
     ] = None,
@@ -124,6 +138,8 @@ def plan(
             keys=key or (),
             references=reference or (),
             loose=loose or (),
+            unowned=unowned or (),
+            guess=guess,
             shard_count=shards,
             sample_rows=sample,
             via=via,
@@ -202,7 +218,16 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with an adoption that was paused or interrupted, from the step that it was at.",
+            help="Go on with an adoption that was stopped or interrupted, from the step that it was at.",
+        ),
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop the nodes from following the source, until --resume.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Compare every row with those of the shards again, while applications write."
         ),
     ] = False,
     source: SourceOption = None,
@@ -215,16 +240,31 @@ def run(
 ) -> None:
     """Copy all rows into the shards, compare them, and let the nodes follow the source.
 
-    Applications go on using the source. Everything is checked before anything is made.
+    Applications go on using the source. Everything is checked before anything is made. While it is stopped
+    the source keeps its log for the nodes: look at the room on its disk.
     """
     from shardids.adopt import adoption
     from shardids.adopt.plan.document import read_plan
     from shardids.cli.adopt.shown import print_check, print_done, shown
 
-    if resume:
-        refuse("to --resume, which goes on as the adoption began", direct=direct, trust=trust)
+    if resume + stop + compare > 1:
+        raise BadArgument("--resume, --stop and --compare exclude each other")
+    if resume or stop or compare:
+        option = "--resume" if resume else "--stop" if stop else "--compare"
+        refuse(f"to {option}, which is for the adoption that is under way", direct=direct, trust=trust)
         if plan is not None:
-            raise BadArgument("--resume goes on by the plan that the catalog has", hint=f"Leave {plan} out.")
+            raise BadArgument(f"{option} goes on by the plan that the catalog has", hint=f"Leave {plan} out.")
+    if stop:
+        refuse("to --stop, which reads no rows", reader_url=reader_url)
+        _end(run, adoption.pause(run.catalog, source=source, via=via, dry_run=run.dry), source, via)
+        return
+    if compare:
+        refuse("to --compare, which changes nothing", dry_run=run.dry)
+        with shown() as show:
+            done = adoption.compare(run.catalog, source=source, via=via, reader=reader_url, on_event=show)
+        print_done(done, as_json=run.as_json)
+        return
+    if resume:
         with shown() as show:
             done = adoption.resume(
                 run.catalog, source=source, via=via, reader=reader_url, on_event=show, dry_run=run.dry
@@ -261,33 +301,6 @@ def _end(run: Run, done: Result, source: str | None, via: str | None) -> None:
         return
     print_status(adoption.status(run.catalog, source=source, via=via), as_json=run.as_json)
     err.print("No obstacles found; nothing was changed")
-
-
-@app.command()
-@takes("catalog", "dry-run", "json")
-def pause(run: Run, source: SourceOption = None, via: ViaOption = None) -> None:
-    """Stop the nodes from following the source, until "adopt run --resume".
-
-    The source keeps its log for them meanwhile: look at the room on its disk.
-    """
-    from shardids.adopt import adoption
-
-    _end(run, adoption.pause(run.catalog, source=source, via=via, dry_run=run.dry), source, via)
-
-
-@app.command()
-@takes("catalog", "json")
-def compare(
-    run: Run, source: SourceOption = None, via: ViaOption = None, reader_url: ReaderOption = None
-) -> None:
-    """Compare every row of the source with those of the shards, while applications write."""
-    from shardids.adopt import adoption
-    from shardids.cli.adopt.shown import print_done, shown
-
-    there = run.catalog
-    with shown() as show:
-        done = adoption.compare(there, source=source, via=via, reader=reader_url, on_event=show)
-    print_done(done, as_json=run.as_json)
 
 
 @app.command()
@@ -384,92 +397,3 @@ def status(run: Run, source: SourceOption = None, via: ViaOption = None) -> None
     from shardids.cli.adopt.shown import print_status
 
     print_status(adoption.status(run.catalog, source=source, via=via), as_json=run.as_json)
-
-
-@app.command()
-@takes("catalog", "dry-run", "yes", "json")
-def table(
-    run: Run,
-    name: Annotated[str, typer.Argument(metavar="TABLE", help="The table, with its schema: public.orders")],
-    shard: Annotated[int, typer.Option(min=0, help="The shard, which lives in the same database.")],
-    show: Annotated[bool, typer.Option("--status", help="Show how far it is; change nothing.")] = False,
-    back: Annotated[bool, typer.Option("--back", help="Restore the table.")] = False,
-    finish: Annotated[
-        bool, typer.Option("--finish", help="Draw IDs from the shard, and drop the old columns.")
-    ] = False,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="ROWS", help="About how many rows to fill in a transaction.", show_default="2000"
-        ),
-    ] = None,
-    pause: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="SECONDS", help="How long to wait between two of them.", show_default="0"
-        ),
-    ] = None,
-) -> None:
-    """Widen one table's integer key, and what refers to it, to bigint, while applications use it.
-
-    The new columns stand beside the old ones, are filled, indexed and referred to, and take their names in
-    one short transaction. IDs come from the old sequence until --finish. A key that is bigint already only
-    gets next_id() as its default. Run again, it goes on where it was interrupted.
-    """
-    from shardids.adopt.inplace import changing, keys
-    from shardids.cli.adopt.shown import print_table, shown
-    from shardids.tables import views
-
-    if show + back + finish > 1:
-        raise BadArgument("--status, --back and --finish exclude each other")
-    if show:
-        refuse("to --status", batch=batch, pause=pause, yes=run.yes, dry_run=run.dry)
-    there = run.catalog
-    with shown() as show_event:
-        how = changing.How(batch=batch or 2000, pause_s=pause or 0.0, on_event=show_event)
-        if show:
-            done = keys.status(there, name, shard)
-        elif back:
-            done = keys.take_back(there, name, shard, how, dry_run=run.dry)
-        elif finish:
-            run.ask("Drop the old columns, for good?")
-            done = keys.finish(there, name, shard, how, dry_run=run.dry)
-        else:
-            done = keys.change_key(there, name, shard, how, dry_run=run.dry)
-        print_warnings(() if run.dry or show else views.follow(there))
-    if run.as_json:
-        print_json(asdict(done))
-    else:
-        print_table(done, is_done=back or finish, dry_run=run.dry)
-
-
-@app.command()
-@takes("catalog", "dry-run", "json")
-def function(
-    run: Run,
-    name: Annotated[
-        str, typer.Argument(metavar="FUNCTION", help="The function, with its schema: insta5.next_id")
-    ],
-    shard: Annotated[
-        int, typer.Option(min=0, help="The shard in the function's IDs. It lives in the same database.")
-    ],
-) -> None:
-    """Let a function that issues IDs of the cluster's layout issue those of a shard from now on.
-
-    For databases that use the function published by Instagram, or one like it. Tables, defaults and what
-    calls the function stay as they are; writers wait for 0.1 s at most. No ID is issued again.
-    """
-    from shardids.adopt.inplace.functions import replace_function
-    from shardids.cli.adopt.shown import shown
-
-    there = run.catalog
-    with shown() as show:
-        done = replace_function(there, name, shard, dry_run=run.dry, on_event=show)
-    if run.as_json:
-        print_json(asdict(done))
-        return
-    verb = "would draw" if run.dry else "draws"
-    out.print(f"{done.function} {verb} from shard {done.shard}")
-    out.print(f"columns: {', '.join(done.columns)}")
-    out.print(f"highest ID in them: {done.highest_id}")
-    out.print(f"new ones are above: {done.first_id - 1}")

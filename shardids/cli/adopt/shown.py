@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from shardids.adopt import adoption
+from shardids.adopt.adopter import Result
 from shardids.adopt.back.handing_back import HOW_TO_MEND
 from shardids.adopt.back.way_back import NodeBack
 from shardids.adopt.inplace.changing import Filled
@@ -38,7 +39,7 @@ def pause_seconds(max_pause: str) -> float:
     return milliseconds / 1000
 
 
-def print_done(done: adoption.Result, *, as_json: bool) -> None:
+def print_done(done: Result, *, as_json: bool) -> None:
     """Print how far a command has brought the adoption."""
     if as_json:
         print_json(asdict(done))
@@ -99,12 +100,14 @@ _MOST_FINDINGS: Final = 3
 """How many findings of one kind are shown."""
 _STYLES: Final = {
     Severity.BLOCKS: "bold red",
+    Severity.TO_CONFIRM: "bold yellow",
     Severity.NEEDS_RELAY: "yellow",
     Severity.NOT_KEPT: "magenta",
     Severity.NOTE: "dim",
 }
 _HEADS: Final = {
     Severity.BLOCKS: "Blocks",
+    Severity.TO_CONFIRM: "To confirm in the plan's file: guesses",
     Severity.NEEDS_RELAY: "Needs a relay (--via): no publication of the source can do it",
     Severity.NOT_KEPT: "Not kept",
     Severity.NOTE: "To know",

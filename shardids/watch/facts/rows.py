@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 from psycopg import sql
 from sqlalchemy import Connection, MetaData
 
-from shardids.catalog.old_ids import chunk_of, read_directory, shard_in
+from shardids.catalog.old_ids import read_directory
 from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.skipped import IdSpan, Skipped
@@ -437,7 +437,7 @@ class Adopted:
 
     rules: OldIdRules | None
     shard_count: int
-    directory: Callable[[str, Sequence[int]], Mapping[int, bytes]]
+    directory: Callable[[str, Sequence[int]], Mapping[int, int]]
 
     def rule(self, table: str, column: str) -> OldIdRule | None:
         """Return the rule of a table's ID column."""
@@ -468,15 +468,15 @@ class Adopted:
 
     def in_directory(self, table: str, ids: Sequence[int]) -> dict[int, int | None]:
         """Return the shards that a table's directory has for old IDs."""
-        chunks = self.directory(table, sorted({chunk_of(id_) for id_ in ids}))
-        return {id_: shard_in(chunks.get(chunk_of(id_), b""), id_) for id_ in ids}
+        found = self.directory(table, ids)
+        return {id_: found.get(id_) for id_ in ids}
 
 
 def adopted_in(catalog: Catalog, rules: OldIdRules | None, shard_count: int) -> Adopted:
     """Return the rules, and how to read directories in the catalog."""
 
-    def directory(table: str, chunks: Sequence[int]) -> Mapping[int, bytes]:
+    def directory(table: str, ids: Sequence[int]) -> Mapping[int, int]:
         with catalog.engine.connect() as connection:
-            return read_directory(connection, table, chunks)
+            return read_directory(connection, table, ids)
 
     return Adopted(rules=rules, shard_count=shard_count, directory=directory)
