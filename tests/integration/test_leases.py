@@ -240,7 +240,10 @@ def test_a_function_that_is_replaced_meets_a_lease(nodes: TwoNodes) -> None:
 
 def test_a_first_load_waits_for_a_move(nodes: TwoNodes, tmp_path: Path) -> None:
     """Its table in the shard would be one that the move has not copied."""
-    shard = nodes.new_shard("create table {s}.photo (id bigint primary key default {s}.next_id(), name text)")
+    photo = "create table if not exists {s}.photo (id bigint primary key default {s}.next_id(), name text)"
+    with nodes.connected(nodes.catalog.node_of(0).name) as first:
+        first.execute(photo.replace("{s}", "shard_0000").encode())
+    shard = nodes.new_shard(photo)
     (tmp_path / "rows.csv").write_text("name\nann\n")
     words = ("load", "--table", "photo", "--shard", str(shard), str(tmp_path / "rows.csv"))
     with stopped_at(nodes, shard, "indexes") as end:
