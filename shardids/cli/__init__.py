@@ -62,6 +62,11 @@ COMMANDS = {
         "Serve the metrics of the cluster to Prometheus, at /metrics. Writes nothing on any node.",
         OPERATE,
     ),
+    "routes": Entry(
+        "beside:routes",
+        "Print the addresses of all shards, as PgBouncer, PgDog or HAProxy read them.",
+        OPERATE,
+    ),
     "rebalance": Entry(
         "shards:rebalance", "Move shards, one after another, until all nodes carry about the same.", OPERATE
     ),

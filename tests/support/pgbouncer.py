@@ -55,10 +55,13 @@ class PgBouncer:
 
 
 @contextmanager
-def running(server_url: URL, settings: Mapping[str, object]) -> Iterator[PgBouncer]:
+def running(
+    server_url: URL, settings: Mapping[str, object], databases: Path | None = None
+) -> Iterator[PgBouncer]:
     """Starts PgBouncer for all databases of a server, with the settings of its section ``pgbouncer``.
 
-    Where it listens, logs and finds its users is decided here.
+    Where it listens, logs and finds its users is decided here. ``databases``: a file with the section of that
+    name instead; the server's URL then only names the user.
     """
     program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
@@ -71,7 +74,9 @@ def running(server_url: URL, settings: Mapping[str, object]) -> Iterator[PgBounc
             # The password may come from a file.
             server = connection.info
             bouncer = PgBouncer(port=_free_port(), user=server.user, password=server.password)
-            target = f"host={server.host} port={server.port}"
+            target = f"[databases]\n* = host={server.host} port={server.port}"
+        if databases is not None:
+            target = f"%include {databases}"
         _write_files(folder, bouncer, {**settings, "logfile": log}, target)
         if account is not None:
             for path in (folder, *folder.iterdir()):
@@ -101,8 +106,7 @@ def _write_files(folder: Path, bouncer: PgBouncer, settings: Mapping[str, object
         "admin_users": bouncer.user,
     }
     lines = [
-        "[databases]",
-        f"* = {target}",
+        target,
         "[pgbouncer]",
         *(f"{name} = {value}" for name, value in {**settings, **here}.items()),
     ]

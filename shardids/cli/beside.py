@@ -1,0 +1,82 @@
+"""``shardids routes``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from shardids.cli.command import Run, refuse, takes
+from shardids.cli.printing import err, out, print_error
+from shardids.errors import BadArgument, ShardidsError
+
+_LISTEN = "127.0.0.1:20000"
+_DATABASE = "shardids"
+
+
+@takes("catalog")
+def routes(
+    run: Run,
+    form: Annotated[
+        Literal["pgbouncer", "pgdog", "haproxy"],
+        typer.Option("--format", help="The pooler or proxy that reads the file."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write this file instead, in one step."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Stay, and write the file again at each change of the placement.")
+    ] = False,
+    command: Annotated[
+        str,
+        typer.Option(
+            "--run",
+            metavar="COMMAND",
+            help="Run this in a shell once the file is there, and after each change: a RELOAD.",
+        ),
+    ] = "",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Of haproxy: the address of shard 0; others follow it.")
+    ] = _LISTEN,
+    database: Annotated[
+        str, typer.Option(metavar="NAME", help="Of pgdog: the database that its clients connect to.")
+    ] = _DATABASE,
+) -> None:
+    """Print the addresses of all shards, as PgBouncer, PgDog or HAProxy read them."""
+    from shardids.beside.following import Follower, RoutesFile
+    from shardids.beside.routes import FORMATS, Options, read_routes
+    from shardids.watch.serving import Address
+
+    if form != "haproxy":
+        refuse(f"to {form}", listen=listen != _LISTEN)
+    if form != "pgdog":
+        refuse(f"to {form}", database=database != _DATABASE)
+    if output is None:
+        refuse("without --output FILE", watch=watch, run=command)
+    at = Address.parse(listen)
+    options = Options(host=at.host, first_port=at.port, database=database)
+
+    def text() -> str:
+        return FORMATS[form](read_routes(run.catalog), options)
+
+    if output is None:
+        typer.echo(text(), nl=False)
+        return
+    if not output.parent.is_dir():
+        raise BadArgument(
+            f"folder {output.parent} does not exist", hint="Create it, where the pooler can read it."
+        )
+    file = RoutesFile(output, text, command)
+    if not watch:
+        out.print(f"Wrote {output}" if file.write() else f"{output} is as it should be")
+        return
+
+    def show(error: ShardidsError | OSError) -> None:
+        if isinstance(error, ShardidsError):
+            print_error(error.message, error.hint)
+        else:
+            print_error(f"{error.filename or output}: {error.strerror}")
+
+    Follower(run.catalog, file).run(lambda: err.print(f"Wrote {output}"), show)
