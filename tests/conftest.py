@@ -54,6 +54,7 @@ LONGEST_FIRST = (
     "test_copy",
     "test_doctor",
     "test_adopt_run",
+    "test_cdc",
     "test_cli",
     "test_migrate",
     "test_provision",

@@ -1,1 +1,1 @@
-"""Other engines on the same shards: the files that poolers and proxies read."""
+"""Other engines on the same shards: the files that poolers and proxies read, and the capture of changes."""

@@ -67,6 +67,11 @@ COMMANDS = {
         "Print the addresses of all shards, as PgBouncer, PgDog or HAProxy read them.",
         OPERATE,
     ),
+    "cdc": Entry(
+        "beside:cdc",
+        "Change capture: the changes of all shards, as logical replication streams them.",
+        OPERATE,
+    ),
     "rebalance": Entry(
         "shards:rebalance", "Move shards, one after another, until all nodes carry about the same.", OPERATE
     ),

@@ -1,15 +1,18 @@
-"""``shardids routes``."""
+"""``shardids routes`` and ``cdc``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from shardids.cli.command import Run, refuse, takes
-from shardids.cli.printing import err, out, print_error
+from shardids.cli.printing import err, out, print_error, print_json
 from shardids.errors import BadArgument, ShardidsError
+
+if TYPE_CHECKING:
+    from shardids.beside.capture import Capture
 
 _LISTEN = "127.0.0.1:20000"
 _DATABASE = "shardids"
@@ -80,3 +83,64 @@ def routes(
             print_error(f"{error.filename or output}: {error.strerror}")
 
     Follower(run.catalog, file).run(lambda: err.print(f"Wrote {output}"), show)
+
+
+cdc = typer.Typer(
+    help="Change capture: the changes of all shards, as logical replication streams them.",
+    no_args_is_help=True,
+)
+
+
+@cdc.command("create")
+@takes("catalog", "dry-run")
+def create(run: Run) -> None:
+    """Make a publication and a slot per node, and print the configuration of Debezium's connectors."""
+    from shardids.beside import capture
+
+    for one in capture.create(run.catalog, dry_run=run.dry):
+        if one.published and one.there:
+            err.print(f'Node "{one.node}" has both already')
+        else:
+            err.print(f'{"Would create" if run.dry else "Created"} slot {one.slot} on node "{one.node}"')
+    print_json(capture.connectors(run.catalog))
+
+
+@cdc.command("status")
+@takes("catalog", "json")
+def status(run: Run) -> None:
+    """Show the slots, the log that they keep, and whether consumers leave out copies. Exits 3 on a fault."""
+    from shardids.beside import capture
+
+    found = capture.status(run.catalog)
+    run.print_rows([_row(one) for one in found])
+    for one in found:
+        if one.fault:
+            err.print(f"{one.fault}. {one.remedy}")
+    if any(one.fault for one in found):
+        raise typer.Exit(3)
+
+
+def _row(one: Capture) -> dict[str, object]:
+    return {
+        "node": one.node,
+        "slot": one.slot if one.there else None,
+        "publication": one.published,
+        "consumer": one.pid,
+        "origin": one.origin,
+        "kept_bytes": one.kept_bytes,
+        "failover": one.failover,
+    }
+
+
+@cdc.command("drop")
+@takes("catalog", "dry-run", "yes")
+def drop(run: Run) -> None:
+    """Drop the publications and slots. Consumers lose the changes that they have not read."""
+    from shardids.beside import capture
+
+    run.ask("Drop the slots of change capture? Consumers lose the changes that they have not read.")
+    there = capture.drop(run.catalog, dry_run=run.dry)
+    for one in there:
+        out.print(f'{"Would drop" if run.dry else "Dropped"} slot {one.slot} on node "{one.node}"')
+    if not there:
+        out.print("There is nothing to drop")

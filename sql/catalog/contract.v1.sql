@@ -49,7 +49,7 @@ from pg_tablespace t, here
 where t.oid = here.dattablespace or exists (select from pg_class c where c.reltablespace = t.oid and c.relisshared is not true)
 union all
 select 'publication', p.pubname::text, 'for all tables'
-from pg_publication p where p.puballtables
+from pg_publication p where p.puballtables and p.pubname <> 'shardids_cdc'
 union all
 select 'event trigger', t.evtname::text,
        concat_ws(' ', 'on', t.evtevent, 'when ' || t.evttags::text, 'execute', t.evtfoid::regprocedure::text,

@@ -8,11 +8,11 @@ select 'slot' as kind,
        null::integer as shard,
        case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(), r.restart_lsn)::bigint end as kept_bytes
 from pg_replication_slots r
-where starts_with(r.slot_name, 'shardids_') and not starts_with(r.slot_name, 'shardids_ref_') and r.database = current_database()
+where starts_with(r.slot_name, 'shardids_') and not starts_with(r.slot_name, 'shardids_ref_') and not starts_with(r.slot_name, 'shardids_cdc_') and r.database = current_database()
 union all
 select 'publication', p.pubname, null, null
 from pg_publication p
-where starts_with(p.pubname, 'shardids_') and p.pubname <> 'shardids_ref'
+where starts_with(p.pubname, 'shardids_') and p.pubname not in ('shardids_ref', 'shardids_cdc')
 union all
 select 'subscription', s.subname, null, null
 from pg_subscription s

@@ -203,6 +203,11 @@ def operate(story: Story) -> None:
     story.both("shard reset-clock 0", code=2)
     story.both("transactions --resolve")
     story.both("restore-point noon")
+    story.execute("b", "create table public.keyless (body text)")
+    story.both("cdc create", code=1)
+    story.execute("b", "drop table public.keyless")
+    story.both("cdc create")
+    story.both("cdc drop")
 
 
 def tables(story: Story) -> None:

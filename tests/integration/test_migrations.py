@@ -69,6 +69,8 @@ ASKED = {
     "rights",
     # Clocks
     "of_shard",
+    # Change capture
+    "slot",
     # The reader
     "read_body",
     "is_node",
@@ -378,6 +380,7 @@ def test_every_file_runs_just_as_it_stands(blank_database: Blank) -> None:
         or not name.startswith(
             (
                 "adopt/",
+                "beside/",
                 "doctor/",
                 "views/tables",
                 "views/query_state",

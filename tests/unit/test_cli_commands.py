@@ -22,7 +22,7 @@ from shardids.compare.multimaster import HEADROOM
 from shardids.tables import transactions
 
 ROOT = Path(__file__).parents[2]
-MOST_COMMANDS = 79  # the last lets other engines read the shards: routes
+MOST_COMMANDS = 82  # the last four let other engines read the shards: routes, cdc create, status and drop
 SQL_STACK = ("sqlalchemy", "psycopg", "alembic", "mako", "numpy", "tomlkit")
 OUR_OWN = (
     "shardids.adopt",

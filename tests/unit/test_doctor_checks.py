@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from shardids import Layout, primary_key, sharding_key
+from shardids.beside.capture import Capture
 from shardids.catalog.rows import Description
 from shardids.catalog.shards import Shard
 from shardids.catalog.topology import Node
@@ -22,6 +24,7 @@ from shardids.pg.notation import shown_shards
 from shardids.pg.schemas import Stranger
 from shardids.watch import doctor
 from shardids.watch.doctor.access import schema_owner
+from shardids.watch.doctor.capture import capture_incomplete
 from shardids.watch.doctor.findings import Severity, call
 from shardids.watch.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
 from shardids.watch.doctor.leftovers import lock_held, slot_inactive
@@ -249,6 +252,42 @@ def stranger(schema: str, role: str, kind: str = "schema", thing: str = "") -> S
     return Stranger(
         schema=schema, kind=kind, object=thing or f"schema {schema}", role=role, message="", fix=""
     )
+
+
+CAPTURE = Capture(
+    node="a",
+    slot="shardids_cdc_1",
+    published=True,
+    there=True,
+    is_ours=True,
+    lost=False,
+    pid=7,
+    kept_bytes=0,
+    failover=None,
+    asked='START_REPLICATION SLOT "x" LOGICAL 0/0 ("proto_version" \'1\', "origin" \'none\')',
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"pid": None, "asked": ""}, ""),
+        ({"there": False}, 'node "a" has no slot'),
+        ({"published": False}, "can't be read: publication shardids_cdc was dropped"),
+        ({"lost": True}, "has lost changes"),
+        ({"asked": "START_REPLICATION SLOT x LOGICAL 0/0 (proto_version '1')"}, "did not ask for origin"),
+        ({"asked": "START_REPLICATION SLOT x LOGICAL 0/0 (origin 'any')"}, "did not ask for origin"),
+    ],
+)
+def test_capture_is_whole_on_all_nodes_or_on_none(change: dict[str, Any], words: str) -> None:
+    def found(*captures: Capture) -> list[str]:
+        nodes = {one.node: NodeFacts(node=Node(name=one.node, url=""), capture=one) for one in captures}
+        return [one.what for one in capture_incomplete.findings(replace(FACTS, nodes=nodes))]
+
+    changed = found(replace(CAPTURE, **change), replace(CAPTURE, node="b"))
+    assert [words in one for one in changed] == [True] * bool(words)
+    assert found(replace(CAPTURE, published=False, there=False)) == []
 
 
 def test_words() -> None:

@@ -1,7 +1,7 @@
 """Examines a cluster: ``ask`` gathers facts from all nodes at once, checks judge them.
 
 Facts are plain records (``facts``). Each check is a pure function of them, in the module
-of what it is about: placement, nodes, generators, tables, leftovers, references, access, contents.
+of what it is about: placement, nodes, generators, tables, leftovers, capture, references, access, contents.
 :func:`examine` changes nothing and installs nothing: what it creates to compare the engine with is temporary
 and rolled back, and left out with a catalog that is read-only.
 """
@@ -17,6 +17,7 @@ from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument
 from shardids.watch.doctor import (
     access,
+    capture,
     contents,
     generators,
     leftovers,
@@ -32,7 +33,7 @@ from shardids.watch.facts.rows import ShardingKey
 
 CHECKS: Final = tuple(
     one
-    for module in (placement, nodes, generators, tables, leftovers, references, access, contents)
+    for module in (placement, nodes, generators, tables, leftovers, capture, references, access, contents)
     for one in vars(module).values()
     if isinstance(one, Check)
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from shardids.beside.capture import Capture
 from shardids.catalog.objects import SchemaObject
 from shardids.catalog.recorded import Contract, Key, RecordedSchema
 from shardids.catalog.rows import Description
@@ -326,6 +327,7 @@ class NodeFacts:
     foreign_keys: Sequence[ForeignKey] = ()
     invalid_indexes: Sequence[InvalidIndex] = ()
     leftovers: Sequence[Leftover] = ()
+    capture: Capture | None = None
     strays: Sequence[Stray] = ()
     sequences: Sequence[GeneratorSequence] = ()
     lock_holders: Sequence[LockHolder] = ()

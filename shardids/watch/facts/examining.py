@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, text
 
+from shardids.beside.capture import read_capture
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.objects import read_objects
 from shardids.catalog.recorded import contract_of, read_contracts, read_schemas
@@ -244,6 +245,7 @@ def _node_facts(
         "foreign_keys": read(connection, "doctor/foreign_keys.v1", ForeignKey),
         "invalid_indexes": _read_invalid_indexes(connection),
         "leftovers": read(connection, "doctor/leftovers.v1", Leftover),
+        "capture": read_capture(connection, description.cluster, engine.name),
         "strays": read(connection, "doctor/strays.v1", Stray),
         "sequences": read(connection, "doctor/sequences.v1", GeneratorSequence),
         "strangers": _read_strangers(connection, shards),
