@@ -77,9 +77,13 @@ class Capture:
     @property
     def fault(self) -> str:
         """The reason why the stream lacks or repeats changes; empty if none is known."""
-        if not (self.published and self.there):
-            lacking = "slot" if self.published else "publication"
-            return f'node "{self.node}" has no {lacking}, so its changes are not in the stream'
+        if not self.there:
+            return f'node "{self.node}" has no slot, so its changes are not in the stream'
+        if not self.published:
+            return (
+                f'slot {self.slot} of node "{self.node}" can\'t be read: publication {PUBLICATION} was'
+                " dropped"
+            )
         if self.lost:
             return f'slot {self.slot} of node "{self.node}" has lost changes: the server removed its log'
         if self.origin == "any":
@@ -92,7 +96,7 @@ class Capture:
     @property
     def remedy(self) -> str:
         """The next step after :attr:`fault`."""
-        if self.there and self.lost:
+        if self.there and (self.lost or not self.published):
             return "Begin anew, with a new snapshot: shardids cdc drop, then shardids cdc create"
         if self.origin == "any":
             return "Configure the consumer as shardids cdc create prints it, and start it again"
@@ -194,7 +198,7 @@ def _require(connection: Connection, capture: Capture) -> None:
             f'replication slot {capture.slot} on the server of node "{node}" was not made for it',
             hint=f"See whose it is, then: select pg_drop_replication_slot('{capture.slot}')",
         )
-    if capture.lost:
+    if capture.there and (capture.lost or not capture.published):
         raise ClusterConflict(capture.fault, hint=f"{capture.remedy}.")
     if server.wal_level != "logical":
         raise ClusterConflict(

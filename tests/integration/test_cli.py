@@ -635,7 +635,7 @@ READING = {
     *("id decode", "id encode", "id next", "id range", "id stats", "plan", "sql"),
 }
 LISTING = {"list", "status", "transactions"}
-WRITING_FILES = {"migrate init", "migrate revision", "adopt plan"}
+WRITING_FILES = {"migrate init", "migrate revision", "adopt plan", "routes"}
 
 
 def test_what_changes_can_be_tried_and_what_lists_can_be_read_by_programs() -> None:

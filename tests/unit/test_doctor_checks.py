@@ -274,7 +274,7 @@ CAPTURE = Capture(
         ({}, ""),
         ({"pid": None, "asked": ""}, ""),
         ({"there": False}, 'node "a" has no slot'),
-        ({"published": False}, 'node "a" has no publication'),
+        ({"published": False}, "can't be read: publication shardids_cdc was dropped"),
         ({"lost": True}, "has lost changes"),
         ({"asked": "START_REPLICATION SLOT x LOGICAL 0/0 (proto_version '1')"}, "did not ask for origin"),
         ({"asked": "START_REPLICATION SLOT x LOGICAL 0/0 (origin 'any')"}, "did not ask for origin"),
