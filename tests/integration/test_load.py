@@ -181,7 +181,7 @@ def test_records_that_can_not_be_loaded_are_kept_with_their_reason(there: Cluste
 def test_too_many_rejects_end_the_load_and_are_no_loss(there: Cluster) -> None:
     write("things.csv", "owner,number\n" + "".join(f"ann,{n if n % 3 else 'x'}\n" for n in range(30)))
     ran = loading("things.csv", *KEY, "--max-rejects", "5")
-    assert (ran.returncode, "10 records were rejected, more than the 5" in ran.stderr) == (1, True)
+    assert (ran.returncode, "10 records were rejected, more than the limit of 5" in ran.stderr) == (1, True)
     assert list(rows_of(there)) == []
     ran = loading("things.csv", *KEY)
     assert (ran.returncode, len(rejected())) == (1, 10)
