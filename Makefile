@@ -1,5 +1,6 @@
 # Everything runs in .venv, which is made on first use; uv is used where there is one.
 PYTHON ?= python3
+PYTHON312 ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 FAULTS ?= long
@@ -9,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-lowest test-matrix audit test-faults test-pgbouncer test-baselines test-report test-alerts test-django test-sqlalchemy lint format docs bench clean
+.PHONY: help demo test test-long test-lowest test-matrix audit test-faults test-pgbouncer test-baselines test-report test-alerts test-django test-django-newest test-sqlalchemy lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +46,11 @@ test-alerts: $(VENV)/.dev ## The alert rules, by promtool and Prometheus itself;
 
 test-django: $(VENV)/.dev ## Django's own tests and another's models on shards, fetched from PyPI
 	$(BIN)/python -m pytest tests/outside -s -k "not sqlalchemy" $(ARGS)
+
+test-django-newest: $(VENV)/.dev ## The tests of shards in Django on the newest Django; they need Python 3.12 (PYTHON312=…)
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON312) .venv-django
+	$(BIN)/uv pip install --quiet --python .venv-django -e '.[compare,embedded,ops]' --group dev 'Django>=6.1'
+	.venv-django/bin/python -m pytest tests/integration/test_django.py $(ARGS)
 
 test-sqlalchemy: $(VENV)/.dev ## SQLAlchemy's own tests of its ORM in sessions on one shard, fetched from PyPI
 	$(BIN)/python -m pytest tests/outside -s -k sqlalchemy $(ARGS)

@@ -8,6 +8,7 @@ from threading import Thread
 from typing import Any
 from unittest.mock import patch
 
+import django
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -187,17 +188,19 @@ def the_backend_is_djangos_own_for_postgresql() -> None:
     with in_shard(shard=5) as alias:
         for bad in ("a$b", 'a"b', "a b", "a;b", "a--b", "a$tag$"):
             asked = Question.objects.alias(**{"kept": F("pk")})
-            refused = []
+            outcomes = list[Any]()
             for using in ("default", alias):
                 try:
                     # CVE-2025-13372: the name of a relation becomes the name of a joined table.
                     relation = {bad: FilteredRelation("choice")}
                     named = asked.using(using).annotate(**relation).values(f"{bad}__votes")
                     named.query.get_compiler(using).as_sql()
+                    outcomes.append(None)
                 except (ValueError, BadArgument) as error:
-                    refused.append((type(error), str(error)))
-            assert len(refused) == 2, bad
-            assert refused[0] == refused[1], bad
+                    outcomes.append((type(error), str(error)))
+            assert outcomes[0] == outcomes[1], bad
+            # Django 6.1 quotes the name of a joined table.
+            assert outcomes[0] is not None or (django.VERSION >= (6, 1) and "$" in bad)
         sent: list[str] = []
 
         def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
