@@ -6218,9 +6218,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385021280073547778);
-INSERT INTO shard_0000.kept VALUES (385021280140656644);
-INSERT INTO shard_0000.kept VALUES (385021280140656645);
+INSERT INTO shard_0000.kept VALUES (385023395407855618);
+INSERT INTO shard_0000.kept VALUES (385023395407855619);
+INSERT INTO shard_0000.kept VALUES (385023395407855620);
 
 
 --
@@ -6254,8 +6254,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713174676693000969/5/16796', 1, 3801442705779720192, '757', '2026-11-28 10:57:06.451474+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713174676693000969/5/16796', 1, 3801442705779720192, '758', '2026-11-28 10:57:06.47943+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713176846010859418/5/16796', 1, 4250091828423950336, '757', '2026-11-28 11:05:30.786426+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713176846010859418/5/16796', 1, 4250091828423950336, '758', '2026-11-28 11:05:30.817724+00', NULL);
 
 
 --
@@ -6281,7 +6281,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 10:57:06.013324+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:05:30.412276+00');
 
 
 --
@@ -6306,7 +6306,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 10:57:06.496809+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:05:30.827873+00', NULL);
 
 
 --
@@ -6400,14 +6400,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3801442797575946727, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4250091920220681190, true);
 
 
 --
@@ -6421,7 +6421,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3801442797575946658, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4250091920220681145, true);
 
 
 --
@@ -6456,7 +6456,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91796226439, true);
+SELECT pg_catalog.setval('shardids.step_1', 91796730774, true);
 
 
 --
@@ -6491,7 +6491,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91796226466, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91796730809, true);
 
 
 --
