@@ -194,7 +194,7 @@ def _replacement_row(done: failover.Replacement) -> dict[str, object]:
             "shard": lost.shard,
             "reason": lost.reason,
             "home": lost.copy.node if lost.copy else None,
-            "left": lost.what_is_left(),
+            "left": lost.remains(),
         }
 
     return {
@@ -227,11 +227,11 @@ def _print_replacement(done: failover.Replacement, *, dry_run: bool) -> None:
     out.print(f'Node "{done.node}" {would} at {done.url}, with {done.shards} shards')
     for lost in done.accepted:
         out.print(
-            f'Shard {lost.shard} {would} on node "{lost.home}": {lost.reason}; {lost.what_is_left()}.'
+            f'Shard {lost.shard} {would} on node "{lost.home}": {lost.reason}; {lost.remains()}.'
             " What was written to it later is given up."
         )
     for lost in done.lost:
-        out.print(f"Shard {lost.shard} {would} lost: {lost.reason}; {lost.what_is_left()}.")
+        out.print(f"Shard {lost.shard} {would} lost: {lost.reason}; {lost.remains()}.")
     for shard in done.fenced:
         fenced = f"{'Would fence' if dry_run else 'Fenced'} shard {shard} there"
         err.print(f"{fenced}: it had moved away, and the standby had not heard of it")

@@ -253,7 +253,7 @@ class Environment:
             found = self.script.get_revision(revision)
         if found is None or found.revision != revision:
             raise BadArgument(
-                f"there is no revision {revision!r}", hint="See: shardids migrate revision --list"
+                f"revision {revision!r} does not exist", hint="See: shardids migrate revision --list"
             )
         return found
 
@@ -280,7 +280,9 @@ class Environment:
         with _errors_as_ours():
             found = self.script.get_revision(name)
         if found is None:
-            raise BadArgument(f"there is no revision {name!r}", hint="See: shardids migrate revision --list")
+            raise BadArgument(
+                f"revision {name!r} does not exist", hint="See: shardids migrate revision --list"
+            )
         return found.revision
 
     def head(self) -> str:

@@ -182,7 +182,7 @@ def plan_balance(
     nodes = set(placement.nodes) - set(exclude)
     if not nodes - {drained}:
         raise ClusterConflict(
-            "there is no node to move shards to",
+            "no node can take shards in",
             hint="To add one: shardids node add NAME --url postgresql://…",
         )
     weights = {

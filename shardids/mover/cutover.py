@@ -41,7 +41,7 @@ from shardids.replication.subscriptions import PATIENCE_S, flush
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferencesOfTarget:
-    """What the target has of reference tables: rows that arrive there are not checked against foreign keys.
+    """The reference tables of the target: rows that arrive there are not checked against foreign keys.
 
     Attributes:
         target: the node's name.
@@ -248,12 +248,12 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """What the source hands over to the target.
+    """The state that the source hands over to the target.
 
     Attributes:
         since: when the source stopped taking writes, by the monotonic clock.
         high_water_tick: the tick above which the target issues IDs.
-        sequences: name, last_value and is_called of each of the application's own sequences.
+        sequences: name, last_value and is_called of each sequence of the application.
     """
 
     since: float
@@ -263,12 +263,12 @@ class Handover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a cutover needs to know, and whom it calls.
+    """The facts that a cutover needs, and the functions that it calls.
 
     Attributes:
-        name: the replication slot; ``None`` if there is no replication, so that there is nothing to wait for.
+        name: the replication slot; ``None`` without replication: then nothing is waited for.
         max_pause_s: how long writes may be stopped.
-        references: what the target has of reference tables.
+        references: the reference tables of the target.
         version: called before each attempt; returns the version of the shard's schema on the source, which
             the target's copy has too, or raises.
         prepare: called before writers wait, with the session that makes them wait; opens a transaction on the
@@ -351,7 +351,7 @@ def _fence(
 ) -> Handover:
     """Fence the source in one transaction, whose roll-back before the fence leaves the source as it was.
 
-    ``beside`` are connections to the source and to the target, each statement on which is a transaction.
+    ``beside`` are connections to the source and to the target, in autocommit mode.
     """
     shard, source, (watching, target) = {"shard": sides.shard}, barrier.connection, beside
     with source.begin():
@@ -376,7 +376,7 @@ _IS_MOVED = text("select state = 'moved' from shardids.shard where id = :shard f
 
 
 def read_handover(source: Connection, sides: Sides, since: float) -> Handover:
-    """Read what the target needs to know of a source that takes no writes since ``since``."""
+    """Read the state to hand over from a source that takes no writes since ``since``."""
     shard = {"shard": sides.shard}
     return Handover(
         since=since,

@@ -1,8 +1,8 @@
 """Replaces a lost node: points its catalog entry at the server that took over, a promoted standby.
 
 Shards that the new server does not have as they were count as lost: the placement names no node for them,
-so that no client reads or writes what is there. ``homes`` finds what is left of them, and gives them a home
-once the loss is accepted.
+so that no client reads or writes the rows there. ``homes`` finds their copies, and gives them a home once
+the loss is accepted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logger("mover")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """What a node's new server holds.
+    """The contents of a node's new server.
 
     Attributes:
         node: the node's name.
@@ -55,7 +55,7 @@ class Replacement:
         lost: shards that the server does not have as they were, and that have no home.
         accepted: the same, but given a home in this call.
         set_aside: schemas to which incomplete copies were renamed, each with its node.
-        stale_views: views over shards that could not be refreshed, and what to do, one line for each.
+        stale_views: views over shards that could not be refreshed, one line for each, with the remedy.
     """
 
     node: str
@@ -71,7 +71,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Findings:
-    """What the new server has of the node's shards, and of others'."""
+    """The shards of the node, and of others, on the new server."""
 
     placement: Placement
     rows: Mapping[int, Held]
@@ -91,14 +91,14 @@ def replace_node(
 ) -> Replacement:
     """Point a node at the server that took over from it; routers follow as they do after a move.
 
-    No ID is issued twice: a promoted standby is on a different timeline from the one on which its shards
-    were activated, so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all
+    No ID is issued twice: a promoted standby is on a later timeline than the activation of its shards,
+    so each shard's first draw jumps one to two ``safety_margin`` past the clock and past all
     that the standby knows of.
 
     A shard that the server does not have as it was counts as lost from then on: no client is sent to it. If
-    it is in ``accept_loss``, the newest copy that a node has becomes its home, or an empty shard if there is
-    none. What was written to it later is given up. Calling it again finds what is still lost, and completes
-    what was interrupted.
+    it is in ``accept_loss``, the newest copy that a node has becomes its home, or an empty shard without
+    one. Later writes to it are given up. Calling it again finds the shards that are still lost, and completes
+    an interrupted call.
 
     With ``dry_run`` it checks everything and changes nothing. ``with_references``: the caller lets the nodes
     follow the writer of reference tables again, as ``references.replace_node`` does. While that
@@ -261,7 +261,7 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
         raise ClusterConflict(
             f'{url} has no shard of node "{new.name}" as it was; {named_shards(undecided)}:'
             f" {found.lost[0].reason}",
-            hint="It may be an old copy. If nothing newer is left, see what would be given up:"
+            hint="It may be an old copy. If nothing newer is left, see the rows that would be given up:"
             f" --accept-loss {shown_shards(undecided)} --dry-run",
         )
     for shard in found.lost:

@@ -1,4 +1,4 @@
-"""Homes of shards that were lost with their node: the newest copy, or an empty shard if there is none.
+"""Homes of shards that were lost with their node: the newest copy, or an empty shard without one.
 
 The home's activation is prepared in a transaction, the placement is switched and the loss recorded, and the
 activation is committed, as in a move: before the switch the home takes no writes, after it no other node
@@ -35,7 +35,7 @@ from shardids.replication.subscriptions import LOCK_FAILURES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a node has of a shard: its row in ``shardids.shard``."""
+    """A shard's row in ``shardids.shard`` of a node."""
 
     shard: int
     state: str
@@ -64,7 +64,7 @@ _HELD = text("""
 
 
 def held(connection: Connection, shards: Collection[int]) -> dict[int, Held]:
-    """Return what a node has of these shards."""
+    """Return the rows of these shards on a node."""
     rows = connection.execute(_HELD, {"shards": sorted(shards)})
     return {row.shard: Held(**row._asdict()) for row in rows}
 
@@ -79,7 +79,7 @@ class Copy:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Returns what is greater the newer a copy is; a fence raises ticks, so those come second."""
+        """Returns a key that is greater for newer copies; a fence raises ticks, so those come second."""
         return (self.departure.id if self.departure else 0, self.high_water_tick)
 
 
@@ -90,10 +90,10 @@ class LostShard:
     Attributes:
         shard: its number.
         node: the node that it was lost with.
-        reason: what is wrong with it on the new server.
-        copy: the newest whole copy on the nodes that answer; ``None`` if there is none.
+        reason: the fault of its copy on the new server.
+        copy: the newest whole copy on the nodes that answer; ``None`` without one.
         silent: nodes that do not answer and may have a newer copy.
-        active_on: another node on which it is active, against what the catalog says.
+        active_on: another node on which it is active, against the placement.
     """
 
     shard: int
@@ -108,8 +108,8 @@ class LostShard:
         """Returns the node that is its home once the loss is accepted."""
         return self.node if self.copy is None else self.copy.node
 
-    def what_is_left(self) -> str:
-        """Return what is left of it, as a sentence without a full stop."""
+    def remains(self) -> str:
+        """Return its remains, as a sentence without a full stop."""
         if self.copy is None:
             left = "no node has a copy of it, so it would be empty"
         elif self.copy.departure is None:
@@ -141,7 +141,7 @@ def why_lost(
     shard came with is from before it came.
 
     Args:
-        there: what the server has.
+        there: the shards of the server.
         placement: the placement.
         node: the node whose place the server takes.
         arrived_by: see :func:`last_arrivals`.
@@ -209,7 +209,7 @@ def _departure(arrivals: Iterable[Arrival], shard: int, node: str) -> Arrival | 
 
 
 def _is_last(copy: Copy | None, arrival: Arrival | None) -> bool:
-    """Return whether a copy is what the move left behind that last brought the shard to the lost node."""
+    """Return whether a copy was left by the move that last brought the shard to the lost node."""
     if copy is None or arrival is None:
         return False
     return copy.departure == arrival and copy.high_water_tick >= arrival.high_water_tick
@@ -264,7 +264,7 @@ class Homes:
     def give(self, shard: int, *, lost_with: str, home: str) -> list[str]:
         """Make ``home`` the owner of a lost shard, or complete that. Idempotent.
 
-        Returns the schemas to which incomplete copies were renamed, each with its node.
+        Returns the new names of incomplete copies, each with its node.
 
         Raises:
             ClusterConflict: the shard does not count as lost, or its copy is gone.

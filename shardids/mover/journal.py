@@ -39,8 +39,8 @@ class Result:
     ``pause_ms`` is how long writers waited: from the lock on the source, in the attempt that succeeded, until
     the target took writes; ``None`` where this process did not see both. ``rows_verified`` is ``None`` if
     nobody asked to compare them. ``left_behind`` names a target that did not answer when the move was
-    aborted: what the move had created there stays. ``stale_views`` says which views over shards could not be
-    refreshed and what to do, one line for each.
+    aborted: the objects that the move had created there stay. ``stale_views`` names the views over shards
+    that could not be refreshed, one line for each, with the remedy.
     """
 
     shard: int
@@ -128,7 +128,7 @@ class Journal:
         """Hold the shard's lease on nodes until the block ends, or as long as its move is open.
 
         ``former`` names the sessions of the process that had the entry before: they are ended. A node that
-        does not answer is passed over then: an abort leaves what is on such a target.
+        does not answer is passed over then: an abort leaves the objects on such a target.
 
         Raises:
             ShardBusy: another command has the lease: see :func:`shardids.catalog.leases.obtain`.
@@ -173,7 +173,7 @@ class Journal:
         """Returns the move that is not over.
 
         Raises:
-            ClusterConflict: there is none.
+            ClusterConflict: the shard has no open move.
         """
         if self._move is None:
             raise ClusterConflict(f"no move of shard {self._shard} is under way")

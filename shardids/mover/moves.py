@@ -156,7 +156,7 @@ class Mover:
         return span(name, shard=move.shard, source=move.source, target=move.target)
 
     def undo(self) -> Result:
-        """Make the source the shard's only owner, and remove what the move has created.
+        """Make the source the shard's only owner, and remove the objects that the move has created.
 
         A target that does not answer is left as it is: it was never activated before the switch.
         """
@@ -202,7 +202,7 @@ class Mover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """What a move would move, and how, if nothing stands in its way.
+    """The tables and rows of a move, and its way, if nothing stands in it.
 
     ``size_bytes`` is the size of tables and indexes, ``rows`` an estimate. ``notes`` lists what could not be
     checked, and what stays behind.
@@ -394,7 +394,7 @@ def _directory(catalog: Catalog, shard: int) -> Directory:
     """Read the directory for a move that was interrupted.
 
     Raises:
-        ShardLost: what the source or the target has of the shard now is not what the move left there.
+        ShardLost: the shard on the source or the target is not in the state that the move left there.
     """
     directory = Directory.read(catalog)
     if shard in directory.placement.lost:

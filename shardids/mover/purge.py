@@ -45,13 +45,13 @@ def purge(
     on_skip: Callable[[ShardBusy], object] = lambda _error: None,
     dry_run: bool = False,
 ) -> list[OldCopy]:
-    """Drop the old copies of these shards; return what it dropped.
+    """Drop the old copies of these shards; return the copies that it dropped.
 
     With ``node`` it only drops those on this node, and also schemas that have a shard's name and are no
     shards of the node, and old copies of shards that were lost with this node.
 
-    With ``dry_run`` it finds out what it would drop, and whether it may, and drops nothing. ``on_skip``
-    receives the error of each shard that is left out, because another command has its lease.
+    With ``dry_run`` it finds the copies that it would drop, and whether it may, and drops nothing.
+    ``on_skip`` receives the error of each shard that is left out, because another command has its lease.
 
     Raises:
         ClusterConflict: a move of a shard is not over; or the shard is not active on its owner; or dropping a

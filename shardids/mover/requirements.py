@@ -77,7 +77,7 @@ def shard_is_there(sides: Sides) -> list[Refusal]:
         ]
     activation = f"If no other copy was active meanwhile: shardids shard activate {shard}"
     if there.state == "copy":
-        return [Refusal(reason=f'node "{node}" is a copy on which it was not activated', remedy=activation)]
+        return [Refusal(reason=f'node "{node}" is a copy, and it was not activated there', remedy=activation)]
     if there.state == "active":
         return []
     if there.state in ("broken", "unreadable"):
@@ -201,7 +201,7 @@ _ROLES = text("""
 
 
 def roles_exist(source: Connection, target: Connection, sides: Sides) -> list[Refusal]:
-    """Require on the target every role that owns or may use what is in the shard."""
+    """Require on the target every role that owns or may use objects of the shard."""
     needed = set(source.scalars(_ROLES, {"schema": sides.schema}))
     missing = sorted(needed - set(target.scalars(text("select rolname from pg_roles"))))
     if not missing:
@@ -327,7 +327,9 @@ def target_takes_schema(sides: Sides, scripts: Scripts, *, subscribing: bool) ->
             play(connection, scripts.tables)
             play(connection, scripts.rest)
         except ShardidsError as error:
-            remedy = error.hint or "What a shard uses outside of its own schema must be on every node."
+            remedy = (
+                error.hint or "The objects that a shard uses outside of its schema must be on every node."
+            )
             refusals.append(Refusal(reason=f"its schema can't be made there: {error.message}", remedy=remedy))
         transaction.rollback()
     if subscribing:
@@ -376,7 +378,7 @@ def node_revisions_agree(sides: Sides) -> list[Refusal]:
 
 
 def rows_can_be_compared(sides: Sides) -> list[Refusal]:
-    """Require what reads rows on both nodes without the right to write."""
+    """Require on both nodes a role that reads rows without the right to write."""
     refusals = []
     for side in (sides.source, sides.target):
         with reading_as_reader(side.engine, f'node "{side.name}"') as reader:

@@ -1,4 +1,4 @@
-"""The steps of a move, each of which can be repeated and undone."""
+"""The steps of a move; each can be repeated and undone."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Actions:
         subscriptions.make_tables(self._sides, scripts)
 
     def drop_copy(self) -> None:
-        """Drop what the move created on the target."""
+        """Drop the objects that the move created on the target."""
 
         def drop() -> None:
             with self._sides.target.begin() as target:

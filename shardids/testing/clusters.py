@@ -107,7 +107,8 @@ def catalog_for_tests(wishes: ClusterWishes) -> Iterator[str]:
 def tables_of(metadata: MetaData, cluster: Cluster, catalog_url: str) -> Iterator[None]:
     """Create the models' tables in every shard, their look-ups and counters, and their reference tables.
 
-    Reference tables, and what may refer to them, are dropped at the end: databases that replicate can't be.
+    Reference tables, and tables that may refer to them, are dropped at the end: a database that replicates
+    can't be dropped.
     """
     tables = metadata.sorted_tables
     referred = [table for table in tables if is_reference(table)]

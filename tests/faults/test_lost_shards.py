@@ -222,7 +222,7 @@ def test_a_shard_of_which_no_copy_is_left_is_made_anew(nodes: TwoNodes) -> None:
         last = take(nodes, "b", 0, "given up")
         with promoted(nodes, standby) as there:
             planned = failover.replace_node(nodes.catalog, "b", standby.url(), dry_run=True)
-            assert planned.lost[0].what_is_left() == "no node has a copy of it, so it would be empty"
+            assert planned.lost[0].remains() == "no node has a copy of it, so it would be empty"
             done = accepted(nodes, standby, 0)
             assert (done.shards, nodes.catalog.node_of(0).name) == (14, "b")
             assert there.execute("select shard_0000.next_id()").fetchone()[0] > last

@@ -270,7 +270,7 @@ def test_a_shard_that_can_not_go_there(nodes: TwoNodes, moved_shard: int) -> Non
             "create schema elsewhere; create table elsewhere.t (id bigint primary key);"
             " alter table {s}.notes add x bigint references elsewhere.t",
             'its schema can\'t be made there: node "b": schema "elsewhere" does not exist',
-            "What a shard uses outside of its own schema must be on every node",
+            "The objects that a shard uses outside of its schema must be on every node",
         ),
     ],
 )

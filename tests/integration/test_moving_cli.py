@@ -109,7 +109,7 @@ def test_what_can_not_be(run: Run, words: list[str], code: int, message: str) ->
 def test_drain_and_rebalance(nodes: TwoNodes, run: Run) -> None:
     """What the tests before have left on node a goes to b; then the half of it comes back."""
     held = Counter(nodes.catalog.placement().node_of.values())["a"]
-    assert "there is no node to move shards to" in run("rebalance", "--drain", "a", "--exclude", "b").stderr
+    assert "no node can take shards in" in run("rebalance", "--drain", "a", "--exclude", "b").stderr
     assert 'node "a":' in run("rebalance", "--drain", "a", "--dry-run").stdout
     done = run("rebalance", "--drain", "a", "--json")
     assert done.exit_code == 0, done.stderr

@@ -743,7 +743,9 @@ def test_a_writer_enforces_what_the_one_before_did(
     with nodes.connected(node) as connection:
         connection.execute(f"alter table shardids_ref.countries {change}")
         try:
-            with pytest.raises(ClusterConflict, match=f"reference table countries lacks a rule on node {lacks}"):
+            with pytest.raises(
+                ClusterConflict, match=f"reference table countries lacks a rule on node {lacks}"
+            ):
                 references.move_writer(nodes.catalog, "b")
         finally:
             connection.execute(f"alter table shardids_ref.countries {undo}")

@@ -41,7 +41,7 @@ class Comparison:
         node: the node's name.
         sample: its clock, compared with this machine's.
         others: the clocks of other servers and of this machine, which is the last.
-        same_server: databases of the node's own server, by name: they have no clock of their own.
+        same_server: databases of the node's own server, by name: they share its clock.
         unreachable: the catalog and nodes that did not answer, by name, with the reason.
     """
 
@@ -75,7 +75,7 @@ def compare_clocks(catalog: Catalog, name: str) -> Comparison:
     """Compare a node's clock with those of the catalog, the other nodes and this machine.
 
     Raises:
-        ClusterConflict: there is no such node.
+        ClusterConflict: the node is unknown.
         ConnectionFailed: the node does not answer.
     """
     return _compare(catalog, name, LocalClock())
@@ -85,7 +85,7 @@ def confirm_clock(catalog: Catalog, name: str, *, dry_run: bool = False) -> Comp
     """Confirm a node's clock, so that all its shards follow it however far it went ahead.
 
     Raises:
-        ClusterConflict: there is no such node, or its clock does not agree with the others.
+        ClusterConflict: the node is unknown, or its clock does not agree with the others.
         ConnectionFailed: the node does not answer.
     """
     clock = LocalClock()

@@ -37,7 +37,7 @@ _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 class Work(StrEnum):
-    """What is to be done."""
+    """The kinds of work on a shard."""
 
     RESET = "reset"
     """The shard leads by more than ``max_ahead``."""
@@ -51,7 +51,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a reset does to a shard.
+    """The work of a reset on a shard.
 
     Attributes:
         lead: how far its IDs lead the clock of its node.
@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reset:
-    """What was done to a shard, or would be.
+    """The outcome of a reset for a shard, or of its dry run.
 
     Attributes:
         plan: of a reset.
