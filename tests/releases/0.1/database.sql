@@ -5598,7 +5598,7 @@ CREATE TABLE shardids_catalog.old_id_list (
     ids bytea NOT NULL,
     shards bytea NOT NULL,
     CONSTRAINT old_id_list_check CHECK (((length(shards) * 4) = length(ids))),
-    CONSTRAINT old_id_list_ids_check CHECK ((((length(ids) >= 8) AND (length(ids) <= 8192)) AND ((length(ids) % 8) = 0)))
+    CONSTRAINT old_id_list_ids_check CHECK (((length(ids) >= 8) AND (length(ids) <= 8192) AND ((length(ids) % 8) = 0)))
 );
 
 
@@ -5950,9 +5950,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385015050319953922);
-INSERT INTO shard_0000.kept VALUES (385015050319953923);
-INSERT INTO shard_0000.kept VALUES (385015050319953924);
+INSERT INTO shard_0000.kept VALUES (385023820261490690);
+INSERT INTO shard_0000.kept VALUES (385023820328599556);
+INSERT INTO shard_0000.kept VALUES (385023820328599557);
 
 
 --
@@ -5986,8 +5986,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713168291147156479/5/16763', 1, 2363426632183578624, '757', '2026-11-28 10:32:21.107744+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713168291147156479/5/16763', 1, 2363426632183578624, '758', '2026-11-28 10:32:21.154625+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713177277997576391/5/16763', 1, 3436057399683710976, '757', '2026-11-28 11:07:12.043989+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713177277997576391/5/16763', 1, 3436057399683710976, '758', '2026-11-28 11:07:12.081491+00', NULL);
 
 
 --
@@ -6013,7 +6013,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 10:32:20.24977+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:07:11.498903+00');
 
 
 --
@@ -6032,7 +6032,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 10:32:21.180301+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:07:12.102844+00', NULL);
 
 
 --
@@ -6126,14 +6126,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2363426723978319854, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3436057491480543139, true);
 
 
 --
@@ -6147,7 +6147,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2363426723978319765, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3436057491480543049, true);
 
 
 --
@@ -6182,7 +6182,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91794741086, true);
+SELECT pg_catalog.setval('shardids.step_1', 91796832035, true);
 
 
 --
@@ -6217,7 +6217,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91794741141, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91796832073, true);
 
 
 --
