@@ -28,7 +28,7 @@ comment on column shardids_catalog.old_id_directory.shards is 'Two bytes an ID, 
 create table shardids_catalog.old_id_list (
   table_name text   not null references shardids_catalog.old_id_rule (table_name) on update cascade on delete cascade,
   first      bigint not null,
-  ids        bytea  not null check (length(ids) between 8 and 8192 and length(ids) % 8 = 0),
+  ids        bytea  not null check (length(ids) >= 8 and length(ids) <= 8192 and length(ids) % 8 = 0),
   shards     bytea  not null check (length(shards) * 4 = length(ids)),
   primary key (table_name, first)
 );
