@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 72928544686080
+    START WITH 73074573574144
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 72984379260929
+    START WITH 73130408148993
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2098,6 +2098,43 @@ COMMENT ON FUNCTION shardids.drop_staging(adoption text) IS 'Drops the tables of
 
 
 --
+-- Name: drop_unknown(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.drop_unknown(shard integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  schema constant name := shardids.schema_of(shard);
+  node constant text := (select n.name from shardids.node n);
+  dependents text;
+begin
+  lock table shardids.shard in share row exclusive mode;
+  if exists (select from shardids.shard s where s.id = drop_unknown.shard) then
+    raise exception using
+      errcode = 'SI007', hint = 'An old copy is dropped by: shardids shard purge.',
+      message = format('shard %s is a shard of node "%s"', shard, node);
+  end if;
+  select string_agg(d, ', ') into dependents from shardids.dependents_of(shard) d;
+  if dependents is not null then
+    raise dependent_objects_still_exist using
+      message = format('%s would be dropped with schema %I on node "%s"', dependents, schema, node),
+      hint = 'Drop it, or let it depend on something outside of the schema.';
+  end if;
+  execute format('drop schema if exists %I cascade', schema);
+end
+$$;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.drop_unknown(shard integer) IS 'Drops a schema that has a shard''s name and is no shard of this node';
+
+
+--
 -- Name: enter_lease(integer, uuid); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2307,7 +2344,8 @@ begin
       and p.proname in ('epoch_ms', 'time_bits', 'shard_bits', 'sequence_bits', 'schema_prefix', 'schema_of', 'id_of', 'shard_of',
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'current_id', 'lagging_id',
-                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references'));
+                        'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references',
+                        'shard_for_key', 'shard_for_hash', 'refused_count'));
   execute (
     select format('grant usage on sequence %s to %I', string_agg(format('%I.id_counter', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
   execute (
@@ -3490,6 +3528,29 @@ COMMENT ON FUNCTION shardids.refuse_writes() IS 'Keeps clients from writing to a
 
 
 --
+-- Name: refused_count(integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.refused_count(shard_count integer) RETURNS integer
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  raise exception using
+    errcode = 'SI007', message = format('shard_count must be 1 to 65536, not %s', shard_count),
+    hint = 'The number of shards is in shardids_catalog.cluster.';
+end
+$$;
+
+
+--
+-- Name: FUNCTION refused_count(shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.refused_count(shard_count integer) IS 'Refuses a number of shards that no cluster has';
+
+
+--
 -- Name: release(integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -4161,6 +4222,86 @@ COMMENT ON FUNCTION shardids.set_number(shard integer, tenant text, kind text, n
 
 
 --
+-- Name: shard_for_hash(bytea, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.shard_for_hash(digest bytea, shard_count integer) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (mod(((((('x'::text || encode(substr(digest, 1, 8), 'hex'::text)))::bit(64))::bigint)::numeric + CASE WHEN (get_byte(digest, 0) > 127) THEN '18446744073709551616'::numeric ELSE (0)::numeric END), (CASE WHEN ((shard_count >= 1) AND (shard_count <= 65536)) THEN shard_count ELSE shardids.refused_count(shard_count) END)::numeric))::integer;
+
+
+--
+-- Name: FUNCTION shard_for_hash(digest bytea, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.shard_for_hash(digest bytea, shard_count integer) IS 'The first eight bytes of a hash, without a sign, modulo the number of shards';
+
+
+--
+-- Name: shard_for_key(bytea, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.shard_for_key(key bytea, shard_count integer) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN shardids.shard_for_hash(sha256(('\x623a'::bytea || key)), shard_count);
+
+
+--
+-- Name: FUNCTION shard_for_key(key bytea, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.shard_for_key(key bytea, shard_count integer) IS 'The shard of a key, by its hash, in a cluster of so many shards';
+
+
+--
+-- Name: shard_for_key(bigint, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.shard_for_key(key bigint, shard_count integer) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN shardids.shard_for_hash(sha256(convert_to(('i:'::text || key), 'UTF8'::name)), shard_count);
+
+
+--
+-- Name: FUNCTION shard_for_key(key bigint, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.shard_for_key(key bigint, shard_count integer) IS 'The shard of a key, by its hash, in a cluster of so many shards';
+
+
+--
+-- Name: shard_for_key(text, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.shard_for_key(key text, shard_count integer) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN shardids.shard_for_hash(sha256(convert_to(('s:'::text || key), 'UTF8'::name)), shard_count);
+
+
+--
+-- Name: FUNCTION shard_for_key(key text, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.shard_for_key(key text, shard_count integer) IS 'The shard of a key, by its hash, in a cluster of so many shards';
+
+
+--
+-- Name: shard_for_key(uuid, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.shard_for_key(key uuid, shard_count integer) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN shardids.shard_for_hash(sha256(('\x753a'::bytea || uuid_send(key))), shard_count);
+
+
+--
+-- Name: FUNCTION shard_for_key(key uuid, shard_count integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.shard_for_key(key uuid, shard_count integer) IS 'The shard of a key, by its hash, in a cluster of so many shards';
+
+
+--
 -- Name: shard_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -4811,7 +4952,8 @@ begin
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
-    ' shardids_catalog.lookup, shardids_catalog.reference_writer to %I', role);
+    ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route to %I', role);
+  execute format('grant execute on function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text) to %I', role);
 end
 $$;
 
@@ -4821,6 +4963,22 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read the catalog';
+
+
+--
+-- Name: percent_decoded(text); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.percent_decoded(encoded text) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (SELECT convert_from(COALESCE(string_agg(CASE WHEN (part.m[1] ~ '^%[0-9A-Fa-f]{2}$'::text) THEN decode(substr(part.m[1], 2), 'hex'::text) ELSE convert_to(part.m[1], 'UTF8'::name) END, '\x'::bytea ORDER BY part.n), '\x'::bytea), 'UTF8'::name) AS convert_from FROM regexp_matches(percent_decoded.encoded, '%[0-9A-Fa-f]{2}|%|[^%]+'::text, 'g'::text) WITH ORDINALITY part(m, n));
+
+
+--
+-- Name: FUNCTION percent_decoded(encoded text); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.percent_decoded(encoded text) IS 'A part of a URL as it is meant';
 
 
 --
@@ -4857,7 +5015,94 @@ $$;
 -- Name: FUNCTION refuse_while_references_change(); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves and adoptions while a row of a reference table is being deleted, or their writer moved';
+COMMENT ON FUNCTION shardids_catalog.refuse_while_references_change() IS 'Refuses moves, acceptances of losses and adoptions while a row of a reference table is being deleted, or their writer moved';
+
+
+--
+-- Name: cluster; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.cluster (
+    only_row boolean DEFAULT true NOT NULL,
+    id uuid NOT NULL,
+    layout_name text NOT NULL,
+    epoch_ms bigint NOT NULL,
+    time_bits integer NOT NULL,
+    shard_bits integer NOT NULL,
+    sequence_bits integer NOT NULL,
+    schema_prefix text NOT NULL,
+    shard_count integer NOT NULL,
+    old_ids_below bigint,
+    version bigint DEFAULT 1 NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
+    CONSTRAINT cluster_old_ids_below_check CHECK ((old_ids_below > 0)),
+    CONSTRAINT cluster_only_row_check CHECK (only_row)
+);
+
+
+--
+-- Name: TABLE cluster; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
+
+
+--
+-- Name: COLUMN cluster.old_ids_below; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
+
+
+--
+-- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
+
+
+--
+-- Name: region; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.region (
+    name text NOT NULL,
+    first_shard integer NOT NULL,
+    last_shard integer NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT region_shards CHECK (((first_shard >= 0) AND (first_shard <= last_shard)))
+);
+
+
+--
+-- Name: TABLE region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.region IS 'Names for ranges of shards, which are to live on the nodes of their region alone';
+
+
+--
+-- Name: COLUMN region.last_shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs to it';
+
+
+--
+-- Name: shard_for_key(text, text); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.shard_for_key(key text, region text DEFAULT NULL::text) RETURNS integer
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN (SELECT (s.first_shard + (mod(((h.hash)::numeric + CASE WHEN (h.hash < 0) THEN '18446744073709551616'::numeric ELSE (0)::numeric END), (s.shard_count)::numeric))::integer) FROM ((SELECT ((('x'::text || encode(substr(sha256(convert_to(('s:'::text || shard_for_key.key), 'UTF8'::name)), 1, 8), 'hex'::text)))::bit(64))::bigint AS hash) h CROSS JOIN (SELECT 0 AS first_shard, c.shard_count FROM shardids_catalog.cluster c WHERE (shard_for_key.region IS NULL) UNION ALL SELECT r.first_shard, ((r.last_shard - r.first_shard) + 1) FROM shardids_catalog.region r WHERE (r.name = shard_for_key.region)) s));
+
+
+--
+-- Name: FUNCTION shard_for_key(key text, region text); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.shard_for_key(key text, region text) IS 'The shard of a text key, of all shards or of a region''s; null if there is no such region';
 
 
 --
@@ -5355,50 +5600,6 @@ ALTER TABLE shardids_catalog.adoption ALTER COLUMN id ADD GENERATED ALWAYS AS ID
 
 
 --
--- Name: cluster; Type: TABLE; Schema: shardids_catalog; Owner: -
---
-
-CREATE TABLE shardids_catalog.cluster (
-    only_row boolean DEFAULT true NOT NULL,
-    id uuid NOT NULL,
-    layout_name text NOT NULL,
-    epoch_ms bigint NOT NULL,
-    time_bits integer NOT NULL,
-    shard_bits integer NOT NULL,
-    sequence_bits integer NOT NULL,
-    schema_prefix text NOT NULL,
-    shard_count integer NOT NULL,
-    old_ids_below bigint,
-    version bigint DEFAULT 1 NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
-    CONSTRAINT cluster_old_ids_below_check CHECK ((old_ids_below > 0)),
-    CONSTRAINT cluster_only_row_check CHECK (only_row)
-);
-
-
---
--- Name: TABLE cluster; Type: COMMENT; Schema: shardids_catalog; Owner: -
---
-
-COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
-
-
---
--- Name: COLUMN cluster.old_ids_below; Type: COMMENT; Schema: shardids_catalog; Owner: -
---
-
-COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
-
-
---
--- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
---
-
-COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
-
-
---
 -- Name: lookup; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -5457,8 +5658,8 @@ CREATE TABLE shardids_catalog.move (
     ended_at timestamp with time zone,
     outcome text,
     CONSTRAINT move_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
-    CONSTRAINT move_check1 CHECK (((target <> source) OR (step = 'accept loss'::text))),
-    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text, 'accepted'::text])))
+    CONSTRAINT move_check1 CHECK ((target <> source)),
+    CONSTRAINT move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
 );
 
 
@@ -5466,7 +5667,7 @@ CREATE TABLE shardids_catalog.move (
 -- Name: TABLE move; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes, and homes that were given to shards that were lost with a node';
+COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
 
 
 --
@@ -5509,6 +5710,64 @@ ALTER TABLE shardids_catalog.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
     NO MAXVALUE
     CACHE 1
 );
+
+
+--
+-- Name: loss; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.loss (
+    id bigint DEFAULT nextval('shardids_catalog.move_id_seq'::regclass) NOT NULL,
+    shard integer NOT NULL,
+    node text NOT NULL,
+    home text NOT NULL,
+    high_water_tick bigint NOT NULL,
+    epoch uuid NOT NULL,
+    accepted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    completed_at timestamp with time zone
+);
+
+
+--
+-- Name: TABLE loss; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.loss IS 'Shards that were lost with a node and whose loss was accepted, with the homes that they were given';
+
+
+--
+-- Name: COLUMN loss.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.node IS 'The node that the shard was lost with';
+
+
+--
+-- Name: COLUMN loss.home; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.home IS 'The node that has it since: its newest copy was there, or it was created there again, empty';
+
+
+--
+-- Name: COLUMN loss.high_water_tick; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.high_water_tick IS 'The tick above which the home issues IDs';
+
+
+--
+-- Name: COLUMN loss.epoch; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.epoch IS 'Of the leases of the command that accepted the loss';
+
+
+--
+-- Name: COLUMN loss.completed_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.loss.completed_at IS 'When the home was activated and old replication removed; null: not yet';
 
 
 --
@@ -5884,30 +6143,39 @@ COMMENT ON COLUMN shardids_catalog.reference_writer.successor IS 'The node that 
 
 
 --
--- Name: region; Type: TABLE; Schema: shardids_catalog; Owner: -
+-- Name: route; Type: VIEW; Schema: shardids_catalog; Owner: -
 --
 
-CREATE TABLE shardids_catalog.region (
-    name text NOT NULL,
-    first_shard integer NOT NULL,
-    last_shard integer NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT region_shards CHECK (((first_shard >= 0) AND (first_shard <= last_shard)))
-);
+CREATE VIEW shardids_catalog.route AS
+ SELECT p.shard,
+    (c.schema_prefix || lpad((p.shard)::text, GREATEST(4, length((p.shard)::text)), '0'::text)) AS schema,
+    p.node,
+    p.state,
+    r.name AS region,
+    n.url,
+    COALESCE(q.host, NULLIF(btrim(shardids_catalog.percent_decoded(u.part[2]), '[]'::text), ''::text)) AS host,
+    COALESCE(q.port, u.part[3], '5432'::text) AS port,
+    COALESCE(q.database, NULLIF(shardids_catalog.percent_decoded(u.part[4]), ''::text), shardids_catalog.percent_decoded(u.part[1])) AS database
+   FROM (((((shardids_catalog.cluster c
+     CROSS JOIN shardids_catalog.placement p)
+     JOIN shardids_catalog.node n ON ((n.name = p.node)))
+     LEFT JOIN shardids_catalog.region r ON (((p.shard >= r.first_shard) AND (p.shard <= r.last_shard))))
+     CROSS JOIN LATERAL regexp_match(n.url, '^[a-z]+://(?:([^@/?:]*)(?::[^@/?]*)?@)?(\[[^]]*\]|[^:/?]*)(?::([0-9]+))?(?:/([^?]*))?(?:\?(.*))?$'::text) u(part))
+     LEFT JOIN LATERAL ( SELECT string_agg(COALESCE("substring"(h.host, '^([A-Za-z0-9.-]+):[0-9]*$'::text), h.host), ','::text ORDER BY o.n, h.n) FILTER (WHERE (o.name = ANY (ARRAY['host'::text, 'hostaddr'::text]))) AS host,
+            COALESCE(max(o.value) FILTER (WHERE (o.name = 'port'::text)), string_agg(COALESCE("substring"(h.host, '^[A-Za-z0-9.-]+:([0-9]+)$'::text), '5432'::text), ','::text ORDER BY o.n, h.n) FILTER (WHERE (o.name = 'host'::text))) AS port,
+            max(o.value) FILTER (WHERE (o.name = 'dbname'::text)) AS database
+           FROM (( SELECT split_part(s.option, '='::text, 1) AS name,
+                    s.n,
+                    shardids_catalog.percent_decoded(replace(substr(s.option, (strpos(s.option, '='::text) + 1)), '+'::text, ' '::text)) AS value
+                   FROM regexp_split_to_table(u.part[5], '&'::text) WITH ORDINALITY s(option, n)) o
+             CROSS JOIN LATERAL regexp_split_to_table(o.value, ','::text) WITH ORDINALITY h(host, n))) q ON (true));
 
 
 --
--- Name: TABLE region; Type: COMMENT; Schema: shardids_catalog; Owner: -
+-- Name: VIEW route; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.region IS 'Names for ranges of shards, which are to live on the nodes of their region alone';
-
-
---
--- Name: COLUMN region.last_shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
---
-
-COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs to it';
+COMMENT ON VIEW shardids_catalog.route IS 'The schema and the node of each shard, and the address of the node';
 
 
 --
@@ -5950,9 +6218,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385023820261490690);
-INSERT INTO shard_0000.kept VALUES (385023820328599556);
-INSERT INTO shard_0000.kept VALUES (385023820328599557);
+INSERT INTO shard_0000.kept VALUES (385024429987463170);
+INSERT INTO shard_0000.kept VALUES (385024429987463171);
+INSERT INTO shard_0000.kept VALUES (385024429987463172);
 
 
 --
@@ -5986,8 +6254,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713177277997576391/5/16763', 1, 3436057399683710976, '757', '2026-11-28 11:07:12.043989+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713177277997576391/5/16763', 1, 3436057399683710976, '758', '2026-11-28 11:07:12.081491+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713177901468603307/5/16796', 1, 3932570462508285952, '757', '2026-11-28 11:09:37.343042+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713177901468603307/5/16796', 1, 3932570462508285952, '758', '2026-11-28 11:09:37.409317+00', NULL);
 
 
 --
@@ -6013,11 +6281,17 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:07:11.498903+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:09:36.932704+00');
 
 
 --
 -- Data for Name: lookup; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: loss; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -6032,7 +6306,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:07:12.102844+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:09:37.479553+00', NULL);
 
 
 --
@@ -6126,14 +6400,14 @@ INSERT INTO shardids_catalog.shardids_version VALUES ('catalog_0001');
 -- Name: id_counter; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_counter', 5, true);
+SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 
 
 --
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3436057491480543139, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3932570554305263469, true);
 
 
 --
@@ -6147,7 +6421,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3436057491480543049, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3932570554305263335, true);
 
 
 --
@@ -6182,7 +6456,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91796832035, true);
+SELECT pg_catalog.setval('shardids.step_1', 91796977325, true);
 
 
 --
@@ -6217,7 +6491,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91796832073, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91796977383, true);
 
 
 --
@@ -6336,6 +6610,14 @@ ALTER TABLE ONLY shardids_catalog.lookup
 
 ALTER TABLE ONLY shardids_catalog.lookup
     ADD CONSTRAINT lookup_pkey PRIMARY KEY (table_name, column_name);
+
+
+--
+-- Name: loss loss_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.loss
+    ADD CONSTRAINT loss_pkey PRIMARY KEY (id);
 
 
 --
@@ -6482,6 +6764,13 @@ CREATE UNIQUE INDEX adoption_under_way ON shardids_catalog.adoption USING btree 
 
 
 --
+-- Name: loss_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX loss_shard_idx ON shardids_catalog.loss USING btree (shard) WHERE (completed_at IS NULL);
+
+
+--
 -- Name: move_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -6542,6 +6831,13 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.regi
 --
 
 CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
+
+
+--
+-- Name: loss refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.loss FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_while_references_change();
 
 
 --
@@ -6895,6 +7191,13 @@ REVOKE ALL ON FUNCTION shardids.drop_route(part regclass, route name, adoption t
 --
 
 REVOKE ALL ON FUNCTION shardids.drop_staging(adoption text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION drop_unknown(shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.drop_unknown(shard integer) FROM PUBLIC;
 
 
 --
