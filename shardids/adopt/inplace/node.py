@@ -70,7 +70,7 @@ def opened_shard(
             node, connection = kept.enter_context(alone(catalog, shard, purpose, dry_run=dry_run))
         else:
             there = catalog.node_of(shard)
-            nodes = kept.enter_context(Nodes({there.name: there}, catalog.url))
+            nodes = kept.enter_context(Nodes({there.name: there}, catalog.url, connections=2))
             node, connection = there.name, kept.enter_context(nodes[there.name].connect())
         row = connection.execute(
             text("select schema, state from shardids.shard where id = :shard"), {"shard": shard}
