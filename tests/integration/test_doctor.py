@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 
@@ -21,10 +22,10 @@ from shardids.pg.embedded import temporary_server
 from shardids.pg.urls import parse_url
 from shardids.testing import devcluster
 from shardids.watch import doctor
-from shardids.watch.doctor.findings import Finding
+from shardids.watch.doctor.findings import Finding, Where
 from shardids.watch.facts.rows import ShardingKey
 from tests.conftest import MakeRole, dsn
-from tests.support.clusters import catalog_at, connected, everything
+from tests.support.clusters import catalog_at, command_here, connected, everything
 
 Blank = Callable[[], URL]
 Pair = tuple[URL, URL]
@@ -395,8 +396,12 @@ def test_what_moves_leave_behind(pair: Pair) -> None:
         ("leftover-subscription", "warning", ("a",), ()),
         ("leftover-publication", "warning", ("b",), ()),
     }
-    for finding in report.findings:
-        run(a if finding.nodes == ("a",) else b, *pasted(finding))
+    for command in (command for finding in report.findings for command in finding.commands):
+        if command.where is Where.SHELL:
+            _, *words = shlex.split(command.text)
+            assert command_here(*words, "--yes", SHARDIDS_CATALOG=dsn(a)).returncode == 0, command.text
+        else:
+            run({"a": a, "b": b}[command.node or "a"], command.text)
     assert examined(a).findings == ()
 
 

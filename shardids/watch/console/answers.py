@@ -20,7 +20,7 @@ from shardids.watch.serving import STREAM
 log = logger("console")
 
 _USER: Final = re.compile(r'((?:postgresql|postgres)(?:\+psycopg)?://)[^"/@\\]*@')
-_OPTIONS: Final = re.compile(r"\?[\w.~%+-]+=[\w.~%+=&-]*")
+_OPTIONS: Final = re.compile(r"\?[\w.~%+-]+=[\w.~%+=&/-]*")
 
 
 def as_json(values: Any) -> str:
