@@ -128,8 +128,8 @@ def test_many_objects_are_numbered_in_one_statement(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "words"),
     [
-        ("order", {"per": "day"}, 'table "bad" has not a sharding key'),
-        ("order", {"per": "day", "tenant": "shop"}, 'has not a column "shop"'),
+        ("order", {"per": "day"}, 'table "bad" does not have a sharding key'),
+        ("order", {"per": "day", "tenant": "shop"}, 'does not have a column "shop"'),
         (
             "order",
             {"per": "day", "tenant": "customer", "zone": "Europe/Berln"},
