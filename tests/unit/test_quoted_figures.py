@@ -86,7 +86,7 @@ CLIENTS = "16 clients"
 QUOTES: list[tuple[str, str, list[Figure]]] = [
     (
         "../README.md",
-        rf"an ID by itself {N} µs \(`nextval\(\)` {N}, `uuidv7\(\)` {N}\). Over 1,024 shards, {N} % fewer rows",
+        rf"by itself {N} µs \(`nextval\(\)` {N}, `uuidv7\(\)` {N}\). Over 1,024 shards, {N} % fewer rows",
         [
             *(median("Draws, one session", name) for name in ("next_id()", "nextval()", "uuidv7()")),
             fewer(ONE_ROW, BUSY.format("1,024", CLIENTS), "rows/s, next_id()", "rows/s, identity"),
