@@ -204,8 +204,8 @@ class Mover:
 class MovePlan:
     """The tables and rows of a move, and its way, if nothing stands in it.
 
-    ``size_bytes`` is the size of tables and indexes, ``rows`` an estimate. ``notes`` lists what could not be
-    checked, and what stays behind.
+    ``size_bytes`` is the size of tables and indexes, ``rows`` PostgreSQL's estimate, ``None`` if a table was
+    never analyzed. ``notes`` lists unchecked things, and those that stay behind.
     """
 
     shard: int
@@ -213,7 +213,7 @@ class MovePlan:
     target: str
     offline: bool
     tables: int
-    rows: int
+    rows: int | None
     size_bytes: int
     sequences: tuple[str, ...]
     pg_dump: str
@@ -503,6 +503,7 @@ def _raise(sides: Sides, refusals: Sequence[Refusal]) -> None:
 
 _FACTS = text("""
     select count(*) filter (where c.relkind = 'r') as tables,
-           coalesce(sum(c.reltuples) filter (where c.reltuples > 0 and c.relkind = 'r'), 0)::bigint as rows,
+           case when coalesce(bool_and(c.reltuples >= 0) filter (where c.relkind = 'r'), true)
+             then coalesce(sum(c.reltuples) filter (where c.relkind = 'r'), 0)::bigint end as rows,
            coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint as size_bytes
     from pg_class c where c.oid = any (shardids.tables_of(:shard))""")

@@ -208,7 +208,8 @@ def _plan_move(catalog: Catalog, given: Values) -> Plan:
     shard, target = _shard(catalog, given), _name(given, "to")
     back = given.get("back") is True
     found = mover.plan_move(catalog, shard, target, back=back)
-    size = f"{found.tables} tables, about {found.rows:,} rows, {found.size_bytes:,} bytes"
+    rows = "rows never counted" if found.rows is None else f"about {found.rows:,} rows"
+    size = f"{found.tables} tables, {rows}, {found.size_bytes:,} bytes"
     title = f'Move shard {shard} from node "{found.source}" to node "{target}"'
 
     def work(there: Catalog, on_event: mover.OnEvent) -> list[str]:
