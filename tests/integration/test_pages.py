@@ -161,7 +161,7 @@ def test_rows_of_columns_and_conditions_of_the_statement(cluster: Cluster) -> No
         ({"limit": 0}, "limit must be from 1 to 10000, not 0"),
         ({"limit": 10_001}, "limit must be from 1 to 10000"),
         ({"limit": 5.0}, "limit must be an integer, not float"),
-        ({"limit": 5, "after": 1, "before": 2}, "not both"),
+        ({"limit": 5, "after": 1, "before": 2}, "at most one of"),
         ({"limit": 5, "after": "1"}, "must be an integer, not str"),
         ({"limit": 5, "before": 2**63}, "must be from"),
     ],
