@@ -63,6 +63,8 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        # As for a reader who saves the output: its tables are not folded.
+        self.environment.pop("COLUMNS", None)
         # Programs of a page may leave their pool of connections to the end of the process.
         self.environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error,ignore::ResourceWarning"}
         self.commands = 0

@@ -346,7 +346,7 @@ def test_the_engine_says_what_is_allowed(cluster: Cluster) -> None:
         ):
             with pytest.raises(FanOutRefused, match="shards, and this session sends statements to one"):
                 session.execute(wide)
-    with pytest.raises(BadArgument, match="fan_out must be .*, not 'other'"):
+    with pytest.raises(BadArgument, match=r"fan_out must be .*, not 'other'"):
         cluster.sharded_session(fan_out="other")  # type: ignore[arg-type]  # what is tested
 
 
