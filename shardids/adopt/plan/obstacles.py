@@ -308,7 +308,9 @@ class Obstacles:
         index = _with_key(table.name) if by_index else ""
         relay = "plan again with --via, the URL of a relay."
         changes = " or ".join(filter(None, (full, index)))
-        remedy = f"{changes} Or {relay}" if changes else f"{relay.capitalize()} {_NO_IDENTITY}"
+        remedy = (
+            f"{changes.removesuffix(';')}; or {relay}" if changes else f"{relay.capitalize()} {_NO_IDENTITY}"
+        )
         if key.name not in there.identity:
             yield needs_relay(
                 column_name(table.name, key.name),
