@@ -307,10 +307,8 @@ class Obstacles:
         full = f"ALTER TABLE {table.name} REPLICA IDENTITY FULL;" if self._takes_full(there) else ""
         index = _with_key(table.name) if by_index else ""
         relay = "plan again with --via, the URL of a relay."
-        changes = " or ".join(filter(None, (full, index)))
-        remedy = (
-            f"{changes.removesuffix(';')}; or {relay}" if changes else f"{relay.capitalize()} {_NO_IDENTITY}"
-        )
+        changes = " or ".join(filter(None, (full, index))).removesuffix(";")
+        remedy = f"{changes}; or {relay}" if changes else f"{relay.capitalize()} {_NO_IDENTITY}"
         if key.name not in there.identity:
             yield needs_relay(
                 column_name(table.name, key.name),
