@@ -100,7 +100,7 @@ def speed_columns(comparison: Comparison) -> Sequence[ReportColumn]:
         _figure(f"of {many:,} µs", f"time a key when the client asks for {many:,} at once", "draws", MANY),
         *(_inserts(count) for count in clients(each.inserts for each in comparison.schemes)),
         *(_spread(count) for count in clients(each.spread for each in comparison.schemes)),
-        _figure("bulk rows/s", "rows a second, filled in bulk", "storage", BULK),
+        _figure("bulk rows/s", "rows per second, filled in bulk", "storage", BULK),
     )
 
 
@@ -159,7 +159,8 @@ def _figure(heading: str, meaning: str, attribute: str, measure: Measure) -> Rep
 def _inserts(count: int) -> ReportColumn:
     return _figure(
         f"rows/s {clients_words(count)}",
-        f"rows a second, inserted and committed one by one by {clients_words(count)}",
+        f"rows per second, inserted and committed one by one by {clients_words(count)}"
+        + (" on two nodes, or on the one node of schemes of one server" if count > 1 else ""),
         "inserts",
         rows_a_second(count),
     )
