@@ -96,3 +96,16 @@ def all_moves(catalog: Catalog) -> list[Move]:
     """Return all moves, oldest first."""
     with catalog.engine.connect() as connection:
         return read_moves(connection, ended=True)
+
+
+def record_arrival(
+    connection: Connection, shard: int, *, source: str, target: str, high_water_tick: int
+) -> None:
+    """Record that a shard has come to a node by other means than a move of shardids."""
+    connection.execute(
+        text("""
+            insert into shardids_catalog.move
+              (shard, source, target, offline, step, high_water_tick, ended_at, outcome)
+            values (:shard, :source, :target, true, :step, :tick, clock_timestamp(), 'moved')"""),
+        {"shard": shard, "source": source, "target": target, "step": LAST_STEP, "tick": high_water_tick},
+    )

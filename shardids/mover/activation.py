@@ -9,15 +9,18 @@ from typing import Literal
 
 from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.moves import record_arrival
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog, place_shard
 from shardids.catalog.shards import Shard, read_shard
 from shardids.catalog.skipped import bring, skipped_ranges
-from shardids.catalog.topology import Node
-from shardids.errors import ClusterConflict, ConnectionFailed, UnknownShard
+from shardids.catalog.topology import Node, lost_shard
+from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed, UnknownShard
 from shardids.ids.layout import Layout
-from shardids.mover.homes import Held, failover_nodes, held
+from shardids.mover.homes import LOCK_MS, Held, failover_nodes, held, in_use
 from shardids.mover.journal import Journal, refuse_adoption
+from shardids.pg.urls import parse_url, shown_url
+from shardids.replication.subscriptions import LOCK_FAILURES
 
 Before = Literal["active", "fenced", "moved", "copy"]
 
@@ -57,8 +60,10 @@ def activate(
     Raises:
         UnknownShard: no node owns it, or its node does not have it.
         ClusterConflict: another node has it active, or newer, or does not answer; a move of it or an adoption
-            is not over.
+            is not over; or sessions keep its tables locked.
         ShardBusy: another command has the shard's lease.
+        ShardLost: it was lost with its node, and the node has an old copy: ticks don't show its age, for a
+            fence has raised them.
         TooFarAhead: ``above_tick`` is too far ahead of the clock.
     """
     with Journal.opened(catalog, shard, purpose="activation") as journal, ExitStack() as kept:
@@ -73,22 +78,33 @@ def activate(
         there = None if url is None else Node(name=name, url=url)
         nodes = kept.enter_context(failover_nodes(placement, catalog, there))
         if there is not None:
-            _require_successor(catalog, nodes[name], placement.nodes[name], shard)
+            _require_successor(catalog, nodes[name], placement.nodes[name], shard, there)
         if not dry_run:
             kept.enter_context(journal.leases.held({name: nodes[name]}, shard))
         found = _examine(nodes, name, shard, catalog.describe().layout)
+        if shard in placement.lost and found.before != "copy":
+            raise lost_shard(shard, placement.lost[shard])
         if not dry_run:
-            with nodes[name].begin() as connection:
-                asked = {"shard": shard, "epoch": journal.leases.epoch, "above": above_tick}
-                connection.execute(text("select shardids.require_lease(:shard, :epoch)"), asked)
-                # Of a move that was undone by hand: an active shard may have one, too.
-                connection.execute(text("select shardids.drop_barriers(:shard)"), asked)
-                if found.before != "active" or above_tick is not None:
-                    bring(connection, skipped_ranges(catalog, [shard]))
-                    connection.execute(
-                        text("select shardids.activate(:shard, coalesce(cast(:above as bigint), -1))"), asked
-                    )
+            is_to_activate = found.before != "active" or above_tick is not None
+            skipped = skipped_ranges(catalog, [shard]) if is_to_activate else ()
+            asked = {"shard": shard, "epoch": journal.leases.epoch, "above": above_tick, "ms": str(LOCK_MS)}
+            try:
+                with nodes[name].begin() as connection:
+                    connection.execute(_ALONE, asked)
+                    # Of a move that was undone by hand: an active shard may have one, too.
+                    connection.execute(text("select shardids.drop_barriers(:shard)"), asked)
+                    if is_to_activate:
+                        bring(connection, skipped)
+                        connection.execute(_ACTIVATE, asked)
+            except StatementFailed as error:
+                if error.sqlstate in LOCK_FAILURES:
+                    raise in_use(nodes, shard, name) from error
+                raise
     return found
+
+
+_ALONE = text("select set_config('lock_timeout', :ms, true), shardids.require_lease(:shard, :epoch)")
+_ACTIVATE = text("select shardids.activate(:shard, coalesce(cast(:above as bigint), -1))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +144,17 @@ def place(catalog: Catalog, shard: int, node: str, *, dry_run: bool = False) -> 
                 hint=f"Look at its copies: shardids doctor; shardids shard list {shard}",
             )
         if before != node and not dry_run:
+            with nodes[node].connect() as there:
+                tick = held(there, [shard])[shard].high_water_tick
             with catalog.engine.begin() as connection:
                 place_shard(connection, shard, source=before, target=node)
+                # A later failover judges copies by the arrivals.
+                record_arrival(connection, shard, source=before, target=node, high_water_tick=tick)
     return Placing(shard=shard, before=before, node=node)
 
 
-def _require_successor(catalog: Catalog, engine: Engine, old: Node, shard: int) -> None:
-    """Require that a database is a copy of the node, and the shard not active at the node's address."""
+def _require_successor(catalog: Catalog, engine: Engine, old: Node, shard: int, new: Node) -> None:
+    """Require that a database is a copy of the node, and the shard not active at the node's other address."""
     with engine.connect() as connection:
         row = connection.execute(text("select name, cluster from shardids.node")).one()
     if (row.name, row.cluster) != (old.name, catalog.describe().cluster):
@@ -142,6 +162,8 @@ def _require_successor(catalog: Catalog, engine: Engine, old: Node, shard: int) 
             f'the database is node "{row.name}" of cluster {row.cluster}, not node "{old.name}" of this one',
             hint=f"Name the address of a copy of node {old.name}.",
         )
+    if shown_url(parse_url(new.url)) == shown_url(parse_url(old.url)):
+        return
     try:
         with Nodes({old.name: old}, catalog.url) as nodes, nodes[old.name].connect() as connection:
             row_there = held(connection, [shard]).get(shard)

@@ -21,21 +21,30 @@ from shardids.catalog.references import references_of, require_none
 from shardids.catalog.rows import Catalog, point_node
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node, Placement
-from shardids.errors import ClusterConflict, ConnectionFailed, UnsupportedServer
+from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed, UnsupportedServer
 from shardids.logs import logger
 from shardids.mover import homes
-from shardids.mover.homes import Held, Homes, LostShard, examine, held, last_arrivals, why_lost
+from shardids.mover.homes import (
+    LOCK_MS,
+    Held,
+    Homes,
+    LostShard,
+    examine,
+    held,
+    in_use,
+    last_arrivals,
+    why_lost,
+)
 from shardids.mover.journal import being_moved, is_running, take_over
 from shardids.pg.notation import named_shards, shown_shards
 from shardids.pg.urls import parse_url, shown_url
+from shardids.replication.subscriptions import LOCK_FAILURES
 from shardids.tables.views import follow
 
 _PATIENCE_S = 3
 """How long to wait for the old server to show that it is not lost."""
 _MOVER_PATIENCE_S = 30.0
 """How long movers may take to notice that the node is gone; the catalog frees their locks before."""
-_LOCK_MS = 10_000
-"""How long to wait for those who write to reference tables on the new server."""
 
 
 log = logger("mover")
@@ -276,11 +285,17 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
 def _fence(nodes: Nodes, new: Node, found: _Findings, shards: Collection[int]) -> None:
     """Fence shards that do not live here. A fence survives a rollback of its transaction."""
     with nodes[new.name].begin() as connection:
+        connection.execute(text("select set_config('lock_timeout', :ms, true)"), {"ms": str(LOCK_MS)})
         for shard in sorted(shards):
-            connection.execute(
-                text("select shardids.fence(:shard, :home), shardids.add_barriers(:shard)"),
-                {"shard": shard, "home": found.active_here[shard]},
-            )
+            try:
+                connection.execute(
+                    text("select shardids.fence(:shard, :home), shardids.add_barriers(:shard)"),
+                    {"shard": shard, "home": found.active_here[shard]},
+                )
+            except StatementFailed as error:
+                if error.sqlstate in LOCK_FAILURES:
+                    raise in_use(nodes, shard, new.name) from error
+                raise
 
 
 def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
@@ -294,7 +309,7 @@ def _close_references(nodes: Nodes, new: Node, writer: str | None) -> None:
                        shardids.guard_reference_table(c.oid, :writer, false)
                 from pg_class c join pg_trigger t on t.tgrelid = c.oid and t.tgname = 'shardids_reference'
                 where c.relnamespace = to_regnamespace('shardids_ref')"""),
-            {"ms": str(_LOCK_MS), "writer": writer},
+            {"ms": str(LOCK_MS), "writer": writer},
         )
 
 

@@ -215,8 +215,8 @@ def _is_last(copy: Copy | None, arrival: Arrival | None) -> bool:
     return copy.departure == arrival and copy.high_water_tick >= arrival.high_water_tick
 
 
-_LOCK_MS: Final = 10_000
-"""How long to wait for those who read the old copy that becomes the home."""
+LOCK_MS: Final = 10_000
+"""How long a command waits for sessions that use tables which it has to lock."""
 
 T = TypeVar("T")
 
@@ -328,14 +328,14 @@ class Homes:
         with self.nodes[home].connect() as connection, connection.begin() as transaction:
             connection.execute(
                 text("select set_config('lock_timeout', :ms, true), shardids.require_lease(:shard, :epoch)"),
-                {"ms": str(_LOCK_MS), "shard": shard, "epoch": self.leases.epoch},
+                {"ms": str(LOCK_MS), "shard": shard, "epoch": self.leases.epoch},
             )
             try:
                 bring(connection, skipped)
                 renamed = _activate(connection, shard, home, max(ticks), may_be_empty=home == lost_with)
             except StatementFailed as error:
                 if error.sqlstate in LOCK_FAILURES:
-                    raise _in_use(self.nodes, shard, home) from error
+                    raise in_use(self.nodes, shard, home) from error
                 raise
             with self.held.transaction() as journal:
                 if shard not in [loss.shard for loss in open_losses(journal)]:
@@ -379,7 +379,7 @@ def _activate(home: Connection, shard: int, node: str, tick: int, *, may_be_empt
     return renamed
 
 
-def _in_use(nodes: Nodes, shard: int, node: str) -> ClusterConflict:
+def in_use(nodes: Nodes, shard: int, node: str) -> ClusterConflict:
     """Return the error for a copy that others read or write, which names them."""
     with nodes[node].connect() as connection:
         tables = connection.scalar(text("select shardids.tables_of(:shard)::text[]"), {"shard": shard})

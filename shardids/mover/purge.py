@@ -54,8 +54,9 @@ def purge(
     ``on_skip`` receives the error of each shard that is left out, because another command has its lease.
 
     Raises:
-        ClusterConflict: a move of a shard is not over; or the shard is not active on its owner; or dropping a
-            copy would drop something outside it that is not the shard's. No copy was dropped.
+        ClusterConflict: dropping a copy would drop something outside it that is not the shard's: no copy was
+            dropped. Or a move of a shard has begun, or the shard is not active on its owner: copies of shards
+            before it were dropped, and a repeated call drops the rest.
     """
     placement = catalog.placement()
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:

@@ -42,9 +42,11 @@ left join shardids_catalog.region r on p.shard between r.first_shard and r.last_
 cross join lateral regexp_match(
   n.url, '^[a-z]+://(?:([^@/?:]*)(?::[^@/?]*)?@)?(\[[^]]*\]|[^:/?]*)(?::([0-9]+))?(?:/([^?]*))?(?:\?(.*))?$') u (part)
 left join lateral (
-  select string_agg(coalesce(substring(h.host from '^([A-Za-z0-9.-]+):[0-9]*$'), h.host), ',' order by o.n, h.n)
-           filter (where o.name in ('host', 'hostaddr')) as host,
-         coalesce(max(o.value) filter (where o.name = 'port'),
+  -- libpq connects to hostaddr, which is the address of host.
+  select coalesce(string_agg(coalesce(substring(h.host from '^([A-Za-z0-9.-]+):[0-9]*$'), h.host), ',' order by o.n, h.n)
+                    filter (where o.name = 'host'),
+                  string_agg(h.host, ',' order by o.n, h.n) filter (where o.name = 'hostaddr')) as host,
+         coalesce(nullif(max(o.value) filter (where o.name = 'port'), ''),
                   string_agg(coalesce(substring(h.host from '^[A-Za-z0-9.-]+:([0-9]+)$'), '5432'), ',' order by o.n, h.n)
                     filter (where o.name = 'host')) as port,
          max(o.value) filter (where o.name = 'dbname') as database

@@ -151,7 +151,7 @@ def test_one_shard_that_the_standby_lacks_does_not_hold_up_the_others(nodes: Two
 def a_reader_is_named(nodes: TwoNodes, standby: Any) -> None:
     """Whoever keeps the old copy locked: the shard is lost still, and nothing is left open."""
     with nodes.connected("a") as reader, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(homes, "_LOCK_MS", 200)
+        patch.setattr(homes, "LOCK_MS", 200)
         reader.execute(f"begin; select count(*) from {schema(0)}.photos")
         with pytest.raises(ClusterConflict, match=f"are locked by process {reader.info.backend_pid} of role"):
             accepted(nodes, standby, 0)

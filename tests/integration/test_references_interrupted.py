@@ -227,7 +227,7 @@ def test_a_move_whose_readers_can_not_turn_is_undone(nodes: Nodes, monkeypatch: 
     monkeypatch.setattr("shardids.tables.references.following.LOCK_TIMEOUT", "300ms")
     with nodes.connected("c") as connection, connection.transaction():
         connection.execute("lock table shardids_ref.countries in share mode")
-        with pytest.raises(ClusterConflict, match='node "a" is still the writer of reference tables') as refused:
+        with pytest.raises(ClusterConflict, match='"a" is still the writer of reference tables') as refused:
             references.move_writer(nodes.catalog, "b")
     assert "shardids reference repair" in refused.value.hint
     with nodes.connected("a") as connection:

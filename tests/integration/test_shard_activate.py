@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from shardids import mover
+from shardids.catalog.moves import all_moves
 from shardids.errors import ClusterConflict, MoveRefused, ShardFenced, ShardLost, UnknownShard
 from shardids.pg.embedded import temporary_servers
 from tests.support.clusters import command_here
@@ -83,6 +84,10 @@ def test_a_catalog_without_its_last_move_activates_no_second_copy(nodes: TwoNode
         assert json.loads(done.stdout) == [{"shard": shard, "before": "a", "node": "b"}], done.stderr
     assert_one_owner(nodes, shard)
     assert mover.place(nodes.catalog, shard, "b").before == "b"
+    # A failover judges copies by the last arrival.
+    (arrival,) = [one for one in all_moves(nodes.catalog) if one.shard == shard]
+    assert (arrival.source, arrival.target, arrival.outcome) == ("a", "b", "moved")
+    assert arrival.high_water_tick is not None
 
 
 def test_a_shard_is_placed_only_where_it_is_active_and_all_nodes_say_so(nodes: TwoNodes) -> None:
@@ -112,6 +117,41 @@ def test_an_active_shard_loses_write_barriers(nodes: TwoNodes) -> None:
             [connection.execute("select shardids.tables_of(%s)::oid[]", [shard]).fetchone()[0]],
         ).fetchone()
     assert left == (0,)
+
+
+def test_tables_that_are_in_use_hold_up_the_others_for_a_moment_only(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardids.mover.activation.LOCK_MS", 200)
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "a", f"select shardids.add_barriers({shard})")
+    with nodes.connected("a") as other, other.transaction():
+        other.execute(f"lock table {schema(shard)}.users in access share mode")
+        with pytest.raises(ClusterConflict, match=f'tables of shard {shard} on node "a" are locked by'):
+            mover.activate(nodes.catalog, shard)
+    mover.activate(nodes.catalog, shard)
+    assert draws(nodes, "a", shard)
+
+
+def test_an_old_copy_of_a_lost_shard_is_not_activated(nodes: TwoNodes) -> None:
+    """A fence raises its ticks past those of a newer copy."""
+    shard = nodes.new_shard(TABLES)
+    at(nodes, "a", f"select shardids.fence({shard})")
+    with psycopg.connect(nodes.catalog_url, autocommit=True) as catalog:
+        placed = "update shardids_catalog.placement set state = %s where shard = %s"
+        catalog.execute(placed, ["lost", shard])
+        try:
+            with pytest.raises(ShardLost, match=f"shard {shard} was lost"):
+                mover.activate(nodes.catalog, shard)
+        finally:
+            catalog.execute(placed, ["active", shard])
+    assert mover.activate(nodes.catalog, shard).before == "fenced"
+
+
+def test_an_interrupted_activation_at_the_nodes_own_address_is_repeated(nodes: TwoNodes) -> None:
+    shard = nodes.new_shard(TABLES)
+    url = nodes.catalog.existing_node("a").url
+    assert mover.activate(nodes.catalog, shard, url=url).before == "active"
 
 
 def test_a_newer_copy_elsewhere_is_not_passed_over(nodes: TwoNodes) -> None:

@@ -6161,8 +6161,8 @@ CREATE VIEW shardids_catalog.route AS
      JOIN shardids_catalog.node n ON ((n.name = p.node)))
      LEFT JOIN shardids_catalog.region r ON (((p.shard >= r.first_shard) AND (p.shard <= r.last_shard))))
      CROSS JOIN LATERAL regexp_match(n.url, '^[a-z]+://(?:([^@/?:]*)(?::[^@/?]*)?@)?(\[[^]]*\]|[^:/?]*)(?::([0-9]+))?(?:/([^?]*))?(?:\?(.*))?$'::text) u(part))
-     LEFT JOIN LATERAL ( SELECT string_agg(COALESCE("substring"(h.host, '^([A-Za-z0-9.-]+):[0-9]*$'::text), h.host), ','::text ORDER BY o.n, h.n) FILTER (WHERE (o.name = ANY (ARRAY['host'::text, 'hostaddr'::text]))) AS host,
-            COALESCE(max(o.value) FILTER (WHERE (o.name = 'port'::text)), string_agg(COALESCE("substring"(h.host, '^[A-Za-z0-9.-]+:([0-9]+)$'::text), '5432'::text), ','::text ORDER BY o.n, h.n) FILTER (WHERE (o.name = 'host'::text))) AS port,
+     LEFT JOIN LATERAL ( SELECT COALESCE(string_agg(COALESCE("substring"(h.host, '^([A-Za-z0-9.-]+):[0-9]*$'::text), h.host), ','::text ORDER BY o.n, h.n) FILTER (WHERE (o.name = 'host'::text)), string_agg(h.host, ','::text ORDER BY o.n, h.n) FILTER (WHERE (o.name = 'hostaddr'::text))) AS host,
+            COALESCE(NULLIF(max(o.value) FILTER (WHERE (o.name = 'port'::text)), ''::text), string_agg(COALESCE("substring"(h.host, '^[A-Za-z0-9.-]+:([0-9]+)$'::text), '5432'::text), ','::text ORDER BY o.n, h.n) FILTER (WHERE (o.name = 'host'::text))) AS port,
             max(o.value) FILTER (WHERE (o.name = 'dbname'::text)) AS database
            FROM (( SELECT split_part(s.option, '='::text, 1) AS name,
                     s.n,
@@ -6218,9 +6218,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385024429987463170);
-INSERT INTO shard_0000.kept VALUES (385024429987463171);
-INSERT INTO shard_0000.kept VALUES (385024429987463172);
+INSERT INTO shard_0000.kept VALUES (385034740060651522);
+INSERT INTO shard_0000.kept VALUES (385034740060651523);
+INSERT INTO shard_0000.kept VALUES (385034740060651524);
 
 
 --
@@ -6254,8 +6254,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713177901468603307/5/16796', 1, 3932570462508285952, '757', '2026-11-28 11:09:37.343042+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713177901468603307/5/16796', 1, 3932570462508285952, '758', '2026-11-28 11:09:37.409317+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '757', '2026-11-28 11:50:35.568959+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '758', '2026-11-28 11:50:35.588436+00', NULL);
 
 
 --
@@ -6281,7 +6281,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:09:36.932704+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:50:35.176577+00');
 
 
 --
@@ -6306,7 +6306,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:09:37.479553+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:50:35.602161+00', NULL);
 
 
 --
@@ -6407,7 +6407,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3932570554305263469, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3575567924861876590, true);
 
 
 --
@@ -6421,7 +6421,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3932570554305263335, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3575567924861876543, true);
 
 
 --
@@ -6456,7 +6456,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91796977325, true);
+SELECT pg_catalog.setval('shardids.step_1', 91799435550, true);
 
 
 --
@@ -6491,7 +6491,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91796977383, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91799435583, true);
 
 
 --
