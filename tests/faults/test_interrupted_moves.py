@@ -174,7 +174,7 @@ def test_a_slot_that_the_source_gave_up_is_not_waited_for(nodes: TwoNodes) -> No
         source.execute("select pg_reload_conf()")
         try:
             with pytest.raises(
-                MoveFailed, match=r'node "a" has given up .*\n.* raise max_slot_wal_keep_size'
+                MoveFailed, match=r'node "a" was invalidated .*\n.* raise max_slot_wal_keep_size'
             ):
                 mover.move(nodes.catalog, shard, "b", on_event=give_up)
         finally:

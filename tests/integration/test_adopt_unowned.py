@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -22,20 +23,20 @@ MEDIA = """
 def shop() -> Iterator[Shop]:
     with temporary_servers(3) as servers:
         shop = new_shop(servers)
-        if not shop.has_row_filters:
-            pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
-        with shop.connected("source") as source:
-            source.execute(MEDIA.format(s="public", type="integer").encode())
-            source.execute("""
-                alter table media replica identity full,
-                  add foreign key (user_id) references users on delete set null""")
-        for node, shards in shop.catalog.placement().by_node().items():
-            with shop.connected(node) as connection:
-                for shard in shards:
-                    made = MEDIA.format(s=schema(shard), type="bigint")
-                    connection.execute(made.encode())
-        yield shop
-        shop.catalog.close()
+        with closing(shop.catalog):
+            if not shop.has_row_filters:
+                pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
+            with shop.connected("source") as source:
+                source.execute(MEDIA.format(s="public", type="integer").encode())
+                source.execute("""
+                    alter table media replica identity full,
+                      add foreign key (user_id) references users on delete set null""")
+            for node, shards in shop.catalog.placement().by_node().items():
+                with shop.connected(node) as connection:
+                    for shard in shards:
+                        made = MEDIA.format(s=schema(shard), type="bigint")
+                        connection.execute(made.encode())
+            yield shop
 
 
 @pytest.fixture(autouse=True)
