@@ -261,9 +261,10 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
     active = (found.rows[shard] for shard in found.sound if found.rows[shard].state == "active")
     if copied := sorted(row.shard for row in active if not row.is_own):
         raise ClusterConflict(
-            f'{url} is a copy of node "{new.name}", not its standby: {named_shards(copied)} not activated',
-            hint="If the original is gone for good, activate the copy, then again: shardids shard activate"
-            f" {shown_shards(copied)} --url {url}",
+            f'{url} is a copy of node "{new.name}", not its standby, and {named_shards(copied)} not'
+            " activated there",
+            hint="If the original is gone for good, activate them: shardids shard activate"
+            f" {shown_shards(copied)} --url {url}. Then repeat the command.",
         )
     undecided = [s.shard for s in found.lost if s.shard not in found.placement.lost.keys() | accept_loss]
     if undecided and not found.sound:
