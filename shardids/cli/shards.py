@@ -348,7 +348,7 @@ def _print_plans(
             "from": plan.source,
             "to": plan.target,
             "tables": plan.tables,
-            "rows": plan.rows,
+            "rows": "?" if plan.rows is None and not run.as_json else plan.rows,
             "bytes": plan.size_bytes,
             "sequences": len(plan.sequences),
         }
