@@ -272,14 +272,20 @@ def test_slots_of_copies_that_a_lost_relay_has_left_are_dropped(store: Store, is
             adoption.run(store.catalog, store.plan, on_event=wait)
     with store.connected("a") as node:
         node.execute("create database another")
-        node.execute("alter database relay allow_connections false")
-        node.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity"
-            " where datname = 'relay' or backend_type ~ 'logical replication'"
-        )
-        wait_for(lambda: not busy(store), "the relay's workers have ended")
-        left, notes = slots(), list[str]()
-        assert left
+
+        def lose_relay() -> list[str]:
+            # A worker has no slot between two attempts to copy its table.
+            node.execute("alter database relay allow_connections true")
+            wait_for(slots, "a copy has a slot")
+            node.execute("alter database relay allow_connections false")
+            node.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = 'relay' or backend_type ~ 'logical replication'"
+            )
+            wait_for(lambda: not busy(store), "the relay's workers have ended")
+            return slots()
+
+        left, notes = wait_for(lose_relay, "a copy's slot is left"), list[str]()
         with store.connected("source") as source:
             # A slot of a subscription of somebody else.
             source.execute("select pg_create_logical_replication_slot('pg_7_sync_8_9', 'pgoutput')")
