@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,7 +20,7 @@ from shardids.errors import ReferencesBehind, ShardidsError
 from shardids.mover import failover
 from shardids.pg.embedded import EmbeddedServer, temporary_servers
 from shardids.tables import references
-from shardids.tables.references import state
+from shardids.tables.references import following, state
 from shardids.watch import doctor
 from tests.conftest import dsn
 from tests.support.clusters import command
@@ -71,6 +72,32 @@ def test_a_reader_is_lost_and_its_standby_lacks_rows(
         assert "PT" in nodes.codes("c")
         references.delete_row(nodes.catalog, "countries", ["PT"])
         assert references.repair(nodes.catalog) == []
+
+
+def test_a_writer_that_crashes_sends_no_row_again_that_a_node_was_given(
+    nodes: Nodes, servers: dict[str, EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that crashes forgets how far a slot was advanced since its last checkpoint."""
+    with nodes.connected("c") as connection:
+        connection.execute("set session_replication_role = replica")
+        connection.execute("delete from shardids_ref.countries where code = 'FR'")
+    read = following._read
+
+    def read_later(*arguments: Any) -> Any:
+        # After the slot was made, and before its rows are read: it is among these, and is not to be sent again.
+        with nodes.cluster.reference_session() as session, session.begin():
+            session.add(Country(code="NO", name="Norway"))
+        return read(*arguments)
+
+    monkeypatch.setattr(following, "_read", read_later)
+    assert references.repair(nodes.catalog) != []
+    monkeypatch.undo()
+    servers["a"].kill()
+    servers["a"].start(attached=True)
+    with nodes.connected("a") as connection:
+        connection.execute("insert into shardids_ref.countries (code, name) values ('SE', 'Sweden')")
+    wait_for(lambda: "SE" in nodes.codes("c"), "node c follows the writer")
+    assert nodes.codes("c") == nodes.codes("a")
 
 
 def test_the_writer_is_lost_and_its_standby_lacks_rows(servers: dict[str, EmbeddedServer]) -> None:

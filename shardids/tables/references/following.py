@@ -23,7 +23,7 @@ from shardids.catalog.losses import unsettled
 from shardids.catalog.references import PUBLICATION, References, references_of, slot_of
 from shardids.catalog.rows import Catalog, lock_placement, unknown_node
 from shardids.catalog.topology import REFERENCE_SCHEMA
-from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
+from shardids.errors import ClusterConflict, ConnectionFailed, ShardidsError, StatementFailed
 from shardids.pg.connections import driver_connection, keep_out_of_logs, on_connect
 from shardids.pg.locks import AdvisoryLock
 from shardids.pg.statement_log import logged_copy
@@ -187,8 +187,8 @@ def attach(work: Work, reader: Side, tables: Sequence[str], *, patience: str | N
     unsubscribe(reader, name)
     with work.writer.autocommit() as connection:
         drop_slot(connection, work.writer, name)
-    _make_slot(work.writer, name, patience=patience)
-    contents = _read(work.writer, name, tables)
+    with _early_slot(work.writer, name, patience=patience) as session:
+        contents = _read(work.writer, session, name, tables)
     with reader.begin() as connection:
         let_through(connection)
         _write(connection, reader, contents)
@@ -234,18 +234,17 @@ def detach(work: Work, reader: Side) -> None:
         drop_slot(connection, work.writer, name)
 
 
-def _make_slot(writer: Side, name: str, *, patience: str | None = None, is_trial: bool = False) -> None:
-    """Make a slot: PostgreSQL waits for all transactions that are writing on that server."""
+@contextmanager
+def _early_slot(writer: Side, name: str, *, patience: str | None = None) -> Iterator[Connection]:
+    """Yield a session with a temporary slot, for which PostgreSQL waits for all transactions that write there."""
     timeout = patience or _SLOT_TIMEOUT
-    with writer.begin() as connection:
-        connection.execute(text("select set_config('statement_timeout', :t, true)"), {"t": timeout})
+    with writer.autocommit() as connection:
+        connection.execute(text("select set_config('statement_timeout', :t, false)"), {"t": timeout})
         try:
             connection.execute(
-                text("select pg_create_logical_replication_slot(:name, 'pgoutput', :is_trial)"),
-                {"name": name, "is_trial": is_trial},
+                text("select pg_create_logical_replication_slot(:name, 'pgoutput', true)"),
+                {"name": _early_name(name)},
             )
-            if is_trial:
-                connection.execute(text("select pg_drop_replication_slot(:name)"), {"name": name})
         except StatementFailed as error:
             if error.sqlstate != "57014":
                 raise
@@ -256,6 +255,19 @@ def _make_slot(writer: Side, name: str, *, patience: str | None = None, is_trial
                 f" have not ended within {timeout}: {writing}",
                 hint="End them (pg_terminate_backend(pid), rollback prepared), then repeat the command.",
             ) from error
+        finally:
+            connection.execute(text("reset statement_timeout"))
+        try:
+            yield connection
+        finally:
+            with suppress(ShardidsError):
+                connection.execute(
+                    text("select pg_drop_replication_slot(:name)"), {"name": _early_name(name)}
+                )
+
+
+def _early_name(slot: str) -> str:
+    return f"{slot[:57]}_early"
 
 
 # The oldest first. Locks are seen by everybody; pg_stat_activity hides the transactions of others.
@@ -277,7 +289,8 @@ def require_slot(writer: Side, name: str) -> None:
     Raises:
         ClusterConflict: transactions that write on that server don't end.
     """
-    _make_slot(writer, name, is_trial=True)
+    with _early_slot(writer, name):
+        pass
 
 
 _SLOT_TIMEOUT: Final = "60s"
@@ -293,22 +306,28 @@ _COLUMNS = text("""
     order by a.attnum""")
 
 
-def _read(writer: Side, slot: str, tables: Sequence[str]) -> list[Contents]:
-    """Return the rows, those that are referred to first, and set the slot to the position that they are of.
+def _read(writer: Side, session: Connection, slot: str, tables: Sequence[str]) -> list[Contents]:
+    """Return the rows, those that are referred to first, and make the slot at the position that they are of.
 
     Earlier writers to the tables have ended when the lock is granted, and are in the log before the position.
+    ``session`` has the early slot. A server that crashes forgets how far a slot was advanced, and not where
+    one was made: the slot is a copy of the early one.
     """
+    both = {"early": _early_name(slot), "slot": slot}
+    copy = text("select pg_copy_logical_replication_slot(:early, :slot, false)")
     if not tables:
+        session.execute(copy, both)
         return []
-    with writer.begin() as connection, writer.autocommit() as other:
+    with writer.begin() as connection:
         connection.execute(text("select set_config('lock_timeout', :t, true)"), {"t": LOCK_TIMEOUT})
         names = sql.SQL(", ").join(sql.Identifier(REFERENCE_SCHEMA, table) for table in sorted(tables))
         run(connection, sql.SQL("lock table {} in share mode").format(names))
-        position = flush(other)
-        other.execute(
-            text("select pg_replication_slot_advance(:slot, cast(:position as pg_lsn))"),
-            {"slot": slot, "position": position},
+        position = flush(session)
+        session.execute(
+            text("select pg_replication_slot_advance(:early, cast(:position as pg_lsn))"),
+            {"early": both["early"], "position": position},
         )
+        session.execute(copy, both)
         with _copying(writer):
             return [_copied_out(connection, table) for table in in_order(connection, tables)]
 
