@@ -27,6 +27,7 @@ def upgrade() -> None:
         "counters/counters.v1.sql",
         "reference/reference.v1.sql",
         "lookups/node.v1.sql",
+        "tenants/leaving.v1.sql",
     )
 
 
