@@ -302,7 +302,7 @@ def key_hash(key: object) -> int:
         UnsupportedKey: a key of another type, bool included.
         BadArgument: a str that has no UTF-8 form (lone surrogates), or an int too long to print.
     """
-    return int.from_bytes(sha256(_canonical_bytes(key)).digest()[:8], "big")
+    return int.from_bytes(sha256(key_bytes(key)).digest()[:8], "big")
 
 
 def shard_for_key(key: int | str | bytes | UUID, shard_count: int) -> int:
@@ -330,7 +330,8 @@ def shards_for_keys(keys: Iterable[int] | Iterable[str], shard_count: int) -> li
     return [int.from_bytes(sha256(each).digest()[:8], "big") % shard_count for each in tagged]
 
 
-def _canonical_bytes(key: object) -> bytes:
+def key_bytes(key: object) -> bytes:
+    """Return the bytes of a key's type and value that are hashed; raise as :func:`key_hash` does."""
     match key:
         case bool():
             pass
