@@ -123,6 +123,19 @@ class TransactionEnded(ShardidsError):
     sqlstate = "SI010"
 
 
+class KeyMoved(ShardidsError):
+    """The rows of a key live in another shard, or are on their way there. Nothing was written."""
+
+    sqlstate = "SI017"
+
+
+class RowsUnsettled(ShardidsError):
+    """Rows of a key are just being moved: statements over several shards would see them twice or in part.
+
+    Nothing was read; repeated a moment later, the statement is answered.
+    """
+
+
 class NumbersExhausted(ShardidsError):
     """A counter's next number has more digits than its kind is padded to. No number was drawn."""
 

@@ -52,6 +52,12 @@ _LOOKUPS: Final = text("""
     order by table_name, column_name""")
 
 
+_UNSETTLED: Final = text("""
+    select m.source from shardids_catalog.key_move m where m.ended_at is null and m.is_unsettled
+    union all
+    select m.target from shardids_catalog.key_move m where m.ended_at is null and m.is_unsettled""")
+
+
 def read_placement(connection: Connection) -> Placement:
     """Return which node holds which shard now; shards that are still being created are left out."""
     found = connection.execute(_PLACEMENT).all()
@@ -67,6 +73,7 @@ def read_placement(connection: Connection) -> Placement:
             for row in found
             if row.first_shard is not None
         },
+        unsettled=frozenset(connection.scalars(_UNSETTLED)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from shardids.errors import BadArgument, ShardLost, UnknownShard, UnsupportedKey
+from shardids.errors import BadArgument, RowsUnsettled, ShardLost, UnknownShard, UnsupportedKey
 from shardids.ids.text import as_integer, checked_integer
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ class Placement:
     old_ids: OldIdRules | None = None
     lookups: Mapping[tuple[str, str], RegisteredLookup] = field(default_factory=dict)
     regions: Mapping[str, Region] = field(default_factory=dict)
+    unsettled: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name, node in self.nodes.items():
@@ -228,6 +229,20 @@ class Placement:
         for shard in self.lost:
             self.locate(shard)
         return sorted(self.node_of)
+
+    def require_settled(self, shards: Collection[int] | None = None) -> None:
+        """Require that a statement over these shards, by default all, sees each row once.
+
+        Raises:
+            RowsUnsettled: a key's rows are just being moved between two shards, of which it is one.
+        """
+        moving = self.unsettled if shards is None else self.unsettled.intersection(shards)
+        if moving and (shards is None or len(shards) > 1):
+            raise RowsUnsettled(
+                f"the rows of a key are being moved, and statements over several shards with shard"
+                f" {min(moving)} would not see each row once",
+                hint="Again in a moment. How far the move is: shardids tenant move --list",
+            )
 
     def by_node(self, shards: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Group shards by the name of their node, both sorted; default: every placed shard.

@@ -17,6 +17,7 @@ def upgrade() -> None:
         "catalog/adoption.v1.sql",
         "catalog/references.v1.sql",
         "catalog/recorded.v1.sql",
+        "catalog/key_moves.v1.sql",
         "views/query_node.v1.sql",
         "catalog/routes.v1.sql",
     )
