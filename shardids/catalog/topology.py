@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -172,7 +172,7 @@ class Placement:
     that live nowhere, with the name of the node that was replaced by a server without them. All are copied
     and can't be changed. ``old_ids`` has the rules for IDs that were issued before, if tables were adopted.
     ``lookups`` has the columns that are unique over all shards, by table and column. ``regions`` has the
-    regions by name.
+    regions by name. ``homes_version`` is the version of the directory of keys, 0 if it never had an entry.
 
     Raises:
         BadArgument: a node under another name than its own, or a shard on a node not in ``nodes``.
@@ -185,6 +185,7 @@ class Placement:
     old_ids: OldIdRules | None = None
     lookups: Mapping[tuple[str, str], RegisteredLookup] = field(default_factory=dict)
     regions: Mapping[str, Region] = field(default_factory=dict)
+    homes_version: int = 0
     unsettled: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -341,8 +342,13 @@ def shards_for_keys(keys: Iterable[int] | Iterable[str], shard_count: int) -> li
     Raises:
         ValueError: a key that :func:`shard_for_key` refuses for its value.
     """
+    return [int.from_bytes(digest[:8], "big") % shard_count for digest in digests_of_keys(keys)]
+
+
+def digests_of_keys(keys: Iterable[int] | Iterable[str]) -> Iterator[bytes]:
+    """Yield the SHA-256 of keys of one type, ``int`` or ``str``, as :func:`key_hash` has it."""
     tagged = ((b"i:%d" % key) if type(key) is int else f"s:{key}".encode() for key in keys)
-    return [int.from_bytes(sha256(each).digest()[:8], "big") % shard_count for each in tagged]
+    return (sha256(each).digest() for each in tagged)
 
 
 def key_bytes(key: object) -> bytes:

@@ -4,7 +4,7 @@
 
 drop view shardids_catalog.route;
 drop function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text);
-drop table shardids_catalog.key_home, shardids_catalog.key_home_gone, shardids_catalog.recorded_schema, shardids_catalog.recorded_node, shardids_catalog.reference_deletion, shardids_catalog.reference_table, shardids_catalog.reference_writer,
+drop table shardids_catalog.moved_id_list, shardids_catalog.moved_key, shardids_catalog.key_home, shardids_catalog.key_home_gone, shardids_catalog.recorded_schema, shardids_catalog.recorded_node, shardids_catalog.reference_deletion, shardids_catalog.reference_table, shardids_catalog.reference_writer,
   shardids_catalog.lookup, shardids_catalog.adoption, shardids_catalog.old_id_filling, shardids_catalog.old_id_list, shardids_catalog.old_id_directory, shardids_catalog.old_id_rule, shardids_catalog.query_node,
   shardids_catalog.loss, shardids_catalog.move, shardids_catalog.key_move, shardids_catalog.skipped, shardids_catalog.placement, shardids_catalog.node, shardids_catalog.region,
   shardids_catalog.cluster;

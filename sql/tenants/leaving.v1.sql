@@ -53,7 +53,7 @@ begin
   end if;
   raise exception using
     errcode = 'SI017', message = format('key %L has moved to shard %s [node "%s"]', key, target, (select n.name from shardids.node n)),
-    detail = format('{"shard": %s}', target), hint = 'Read the directory of keys again and retry the transaction there.';
+    detail = format('shard %s', target), hint = 'Read the directory of keys again and retry the transaction there.';
 end
 $$;
 
@@ -73,7 +73,7 @@ create function shardids.keep_whole() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception using
-    errcode = 'SI017', hint = 'Wait until the move has ended: shardids tenant move --list. Or delete the rows.',
+    errcode = 'SI008', hint = 'Wait until the move has ended: shardids tenant move --list. Or delete the rows.',
     message = format('table %s can''t be emptied while rows of key %L are being moved [node "%s"]', tg_relid::regclass, tg_argv[0],
                      (select n.name from shardids.node n));
 end
@@ -111,7 +111,7 @@ begin
     perform shardids.pass_key(%3$L::bigint, %4$L::integer, %5$L);
   end if;
   if %6$L and tg_op = 'UPDATE' and was <> is_now then
-    raise exception using errcode = 'SI017',
+    raise exception using errcode = 'SI008',
       message = format('a row of table %%s can''t change its key while the rows of key %%L are being moved', tg_relid::regclass, %5$L),
       hint = 'Wait until the move has ended: shardids tenant move --list';
   end if;

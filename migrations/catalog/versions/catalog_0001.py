@@ -14,6 +14,7 @@ def upgrade() -> None:
         "catalog/old_ids.v1.sql",
         "catalog/lookups.v1.sql",
         "catalog/homes.v1.sql",
+        "catalog/moved_ids.v1.sql",
         "catalog/adoption.v1.sql",
         "catalog/references.v1.sql",
         "catalog/recorded.v1.sql",

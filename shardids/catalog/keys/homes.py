@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 from shardids.catalog.keys.known import (
     MOST_CHANGES,
     NO_HOMES,
+    Departures,
     Key,
     KnownHomes,
     key_text,
@@ -21,6 +22,7 @@ from shardids.catalog.keys.known import (
     parse_key,
     region_of,
 )
+from shardids.catalog.keys.moved_ids import redirect
 from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog, describe_in, lock_placement, read_placement
 from shardids.catalog.topology import shard_for_key
@@ -100,7 +102,8 @@ def write_home(
 ) -> Home | None:
     """Do what :func:`put_home` does in the connection's transaction: its commit is the switch.
 
-    Clients are notified at COMMIT. It locks the placement until then.
+    The listed IDs of the key's rows (:func:`~shardids.catalog.keys.moved_ids.list_ids`) follow it. Clients
+    are notified at COMMIT. It locks the placement until then.
 
     Args:
         connection: to the catalog.
@@ -138,6 +141,7 @@ def write_home(
     if shard == _shard_of_hash(connection, kind, written):
         delete_home(connection, kind, key)
         return None
+    redirect(connection, kind, written, shard)
     row = connection.execute(
         text(f"""
             insert into shardids_catalog.key_home as there (kind, key, shard) values (:kind, :key, :shard)
@@ -156,6 +160,7 @@ def delete_home(connection: Connection, kind: str, key: str | Key, *, source: in
     _require_source(connection, kind, written, source)
     if read_home(connection, kind, key) is None:
         return False
+    redirect(connection, kind, written, _shard_of_hash(connection, kind, written))
     connection.execute(
         text("delete from shardids_catalog.key_home where kind = :kind and key = :key"),
         {"kind": kind, "key": written},
@@ -258,10 +263,32 @@ def read_known(connection: Connection, known: KnownHomes = NO_HOMES) -> KnownHom
     state = connection.execute(text("select homes_version, homes_reset from shardids_catalog.cluster")).one()
     if state.homes_version == known.version:
         return known
+    departures = _departures(connection)
     if state.homes_reset <= known.version and known.version:
         changed = connection.execute(_CHANGES, {"version": known.version, "most": MOST_CHANGES + 1}).all()
         if len(changed) + known.changes <= MOST_CHANGES:
             version = max(state.homes_version, *(row.version for row in changed), known.version)
-            return known.with_changes(version, {bytes(row.digest): row.shard for row in changed})
+            return known.with_changes(version, {bytes(row.digest): row.shard for row in changed}, departures)
     whole = connection.execute(_WHOLE).one()
-    return KnownHomes(whole.version, bytes(whole.digests or b""), bytes(whole.shards or b""))
+    return KnownHomes(
+        whole.version, bytes(whole.digests or b""), bytes(whole.shards or b""), departures=departures
+    )
+
+
+def _departures(connection: Connection) -> dict[int, Departures]:
+    rows = connection.execute(
+        text("""
+            select origin, min(lowest) as lowest, max(highest) as highest, max(version) as version,
+                   array_agg(slot) as slots, array_agg(shard) as shards
+            from shardids_catalog.moved_key where lowest is not null
+            group by origin having bool_or(shard <> origin)""")
+    )
+    return {
+        row.origin: Departures(
+            lowest=row.lowest,
+            highest=row.highest,
+            shards=dict(zip(row.slots, row.shards, strict=True)),
+            version=row.version,
+        )
+        for row in rows
+    }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
-from shardids.catalog.topology import key_bytes
+from shardids.catalog.topology import digests_of_keys, key_bytes, shards_for_keys
 from shardids.errors import BadArgument, UnsupportedKey
 
 Key = int | str | bytes | UUID
@@ -123,6 +124,23 @@ def _numbers(code: str, packed: bytes) -> array[int]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departures:
+    """What a shard's IDs say no more: some of their rows have left it.
+
+    Attributes:
+        lowest: the lowest ID of such a row.
+        highest: the highest one.
+        shards: where the rows of each key are, by the key's slot in the shard.
+        version: grows when any of this or the shard's list changes.
+    """
+
+    lowest: int
+    highest: int
+    shards: Mapping[int, int]
+    version: int
+
+
 class KnownHomes:
     """The directory of keys in memory, at one version; immutable. At most 26 bytes per key.
 
@@ -131,12 +149,14 @@ class KnownHomes:
         digests: the first 16 bytes of each key's hash, concatenated in order.
         shards: two bytes per key, the higher first, in the same order.
         newer: keys that changed since, with their shards, or ``None`` for those that were taken out.
+        departures: the shards that rows have left, with which.
 
     Attributes:
         version: as given.
+        departures: as given.
     """
 
-    __slots__ = ("_filter", "_high", "_low", "_mask", "_newer", "_shards", "version")
+    __slots__ = ("_filter", "_high", "_low", "_mask", "_newer", "_shards", "departures", "version")
 
     def __init__(
         self,
@@ -144,6 +164,7 @@ class KnownHomes:
         digests: bytes = b"",
         shards: bytes = b"",
         newer: Mapping[bytes, int | None] = MappingProxyType({}),
+        departures: Mapping[int, Departures] = MappingProxyType({}),
     ) -> None:
         both, self._shards = _numbers("Q", digests), _numbers("H", shards)
         if len(both) != 2 * len(self._shards):
@@ -156,6 +177,7 @@ class KnownHomes:
         for high in self._high:
             self._filter[high & self._mask] = 1
         self._newer = dict(newer)
+        self.departures = departures
 
     def __bool__(self) -> bool:
         return bool(self._shards or self._newer)
@@ -171,12 +193,15 @@ class KnownHomes:
         """How many keys changed since it was read as a whole."""
         return len(self._newer)
 
-    def with_changes(self, version: int, changed: Mapping[bytes, int | None]) -> KnownHomes:
-        """Return the directory at a later version, by the keys that changed."""
+    def with_changes(
+        self, version: int, changed: Mapping[bytes, int | None], departures: Mapping[int, Departures]
+    ) -> KnownHomes:
+        """Return the directory at a later version, by the keys that changed, and all departures."""
         later = object.__new__(KnownHomes)
         later._high, later._low, later._shards = self._high, self._low, self._shards
         later._filter, later._mask = self._filter, self._mask
         later._newer = {**self._newer, **changed}
+        later.departures = departures
         later.version = version
         return later
 
@@ -196,6 +221,22 @@ class KnownHomes:
                 return self._shards[at]
             at += 1
         return None
+
+    def shards_for(self, keys: Sequence[int] | Sequence[str], shard_count: int) -> list[int]:
+        """Return the shards of keys of one type: those of the entries, and else of the hashes.
+
+        Raises:
+            ValueError: a key that ``shard_for_key`` refuses for its value.
+        """
+        if not self:
+            return shards_for_keys(keys, shard_count)
+        found: list[int] = []
+        filter_, mask, newer = self._filter, self._mask, self._newer
+        for digest in digests_of_keys(keys):
+            high = int.from_bytes(digest[:8], "big")
+            home = self.shard_of(digest) if newer or filter_[high & mask] else None
+            found.append(high % shard_count if home is None else home)
+        return found
 
 
 NO_HOMES: Final = KnownHomes()

@@ -30,7 +30,6 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstanceState, Mapper, RelationshipProperty, Session
 from sqlalchemy.types import TypeEngine
 
-from shardids.catalog.topology import shards_for_keys
 from shardids.errors import BadArgument, UnknownId, UnsupportedKey
 from shardids.ids.layout import Layout
 from shardids.models.columns import REGION_OF_KEY, SHARDING_KEY, RegionOfKey, is_reference, next_id
@@ -165,6 +164,12 @@ class ShardFinder(Protocol):
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """Return the shard of a sharding key, among those of its region."""
 
+    def shards_for(self, keys: Sequence[int] | Sequence[str]) -> list[int]:
+        """Return the shards of sharding keys of one type, of no region."""
+
+    def ask_for(self, ids: Iterable[int]) -> None:
+        """Ask for the shards of IDs at once, as far as a server has to be asked for them."""
+
 
 Claimed = Mapping[Any, int]
 """The shard of the row that has each value of a look-up key."""
@@ -245,7 +250,9 @@ class Tells:
             values = [value for value, id_ in stored if id_ not in shards and not old.has(id_)]
         values = list(values)
         if self.kind in (int, str) and self.region is None and type_ is None and self._is_plain(values):
-            return list(zip(values, shards_for_keys(values, finder.shard_count), strict=True))
+            return list(zip(values, finder.shards_for(values), strict=True))
+        if self.kind is None and len(values) > 1:
+            finder.ask_for(value for value in values if type(value) is int)
         for value in values:
             with suppress(UnknownId):
                 found.append((value, self.shard(value, finder, type_)))
