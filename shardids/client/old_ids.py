@@ -175,6 +175,7 @@ class KnownOldIds:
         """Yield the IDs that rows have, with their shards; refuse two of one."""
         placement = self._followed.current
         seen: dict[int, int] = {}
+        placement.require_settled()
         for name, shards in placement.by_node(placement.all_shards()).items():
             with self._engines.of(placement.nodes[name]).connect() as connection:
                 # Without parameters a % in a name is not a placeholder.

@@ -1,8 +1,8 @@
 """Moves the rows of one key, a tenant, from its shard to another one while applications write to them.
 
 ``family`` finds the tables whose rows belong to the key, and says so in SQL. ``examining`` finds the reasons
-to refuse a move, ``planning`` asks for them. ``leaving`` guards the key where it leaves, ``arriving`` brings its
-rows, ``steps`` lists the steps, ``journal`` is the catalog's record, and ``moving`` runs, resumes and undoes.
+to refuse a move, ``planning`` asks for them. ``leaving`` guards the key where it leaves, ``arriving`` brings
+its rows, ``steps`` lists the steps, ``journal`` is the catalog's record; ``moving`` runs, resumes and undoes.
 """
 
 from shardids.replication.steps import Event, OnEvent, StepBegun, StepDone, Waiting

@@ -19,11 +19,13 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from shardids.errors import MoveFailed, ShardidsError, StatementFailed
+from shardids.pg.queries import batches
 from shardids.pg.statement_log import logged_copy
 from shardids.replication.barrier import PutOff
 from shardids.tenants.family import Family, Part, run
 from shardids.tenants.planning import Ends
 
+_IDS_AT_ONCE: Final = 50_000
 _AT_ONCE: Final = 5_000
 """How many noted keys one statement takes over."""
 _SETTINGS: Final = text("""
@@ -65,6 +67,7 @@ class Arriving:
         self._connection: Connection | None = None
         self._moment = ""
         self._always: Mapping[str, frozenset[str]] = {}
+        self._unlisted: set[int] = set()
 
     @property
     def is_open(self) -> bool:
@@ -144,6 +147,27 @@ class Arriving:
             hint="Undo the move with --abort, and change the rows or the table.",
         )
 
+    def ids(self) -> Iterator[list[int]]:
+        """Yield the IDs of all rows that have arrived, some ten thousand at a time."""
+        self._unlisted.clear()
+        for part in self._family.parts:
+            if (column := part.id_column) is None:
+                continue
+            query = sql.SQL("select a.{} from {} a where {}").format(
+                sql.Identifier(column),
+                sql.Identifier(self._schema, part.name),
+                self._family.owns(part, "a", self._schema),
+            )
+            # All in memory: a cursor of the server would be in the way of the COPY of a later round.
+            found = run(self._arrival, query).scalars().all()
+            yield from batches(found, _IDS_AT_ONCE)
+
+    def new_ids(self) -> list[int]:
+        """Return the IDs of rows that were noted since this was last asked, or since :meth:`ids` was."""
+        found = sorted(self._unlisted)
+        self._unlisted.clear()
+        return found
+
     def follow(self, *, is_last: bool = False) -> int:
         """Take over the rows that were noted since the last round; return how many notes there were.
 
@@ -179,6 +203,9 @@ class Arriving:
                         self._family.owns(part, "a", self._family.schema),
                     )
                     self._copied(source, query, _brought(part), part)
+                if (column := part.id_column) is not None:
+                    brought = sql.SQL("select {} from {}").format(sql.Identifier(column), _brought(part))
+                    self._unlisted.update(run(self._arrival, brought).scalars())
             self._take_over(changed, source, is_last=is_last)
             verified = self._compare(source) if compares else Verified(rows={})
         return sum(map(len, noted.values())), verified
@@ -274,7 +301,8 @@ class Arriving:
     def _digest(self, part: Part, schema: str) -> sql.Composed:
         return sql.SQL(
             "select count(*) as rows,"
-            " coalesce(sum(hashtextextended(row({})::text, 0)::numeric), 0)::text as digest from {} a where {}"
+            " coalesce(sum(hashtextextended(row({})::text, 0)::numeric), 0)::text as digest"
+            " from {} a where {}"
         ).format(_names(part, "a"), sql.Identifier(schema, part.name), self._family.owns(part, "a", schema))
 
     def commit(self) -> None:

@@ -9,6 +9,7 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.adopt.plan.inventory import ForeignKey
+from shardids.catalog.topology import BY_DIRECTORY, OldIdRules
 from shardids.pg.definitions import Column
 from shardids.replication.subscriptions import Refusal
 from shardids.tenants.family import COUNTERS, Family, Part, bare, run
@@ -20,9 +21,14 @@ _MOST_GUARDS: Final = 200
 """How many keys a table refuses at most: each costs every writer the comparison of a value."""
 
 
-def examine(family: Family, source: Connection, target: Connection, schema: str) -> list[Refusal]:
-    """Return every reason against a move to another schema; the connections are in open transactions."""
-    found = [*_roots(family), *_tables(family), *_lookups(family, source)]
+def examine(
+    family: Family, source: Connection, target: Connection, schema: str, old_ids: OldIdRules | None
+) -> list[Refusal]:
+    """Return every reason against a move to another schema; the connections are in open transactions.
+
+    ``old_ids`` are the rules for IDs from before an adoption.
+    """
+    found = [*_roots(family), *_tables(family), *_lookups(family, source), *_old_ids(family, old_ids)]
     if found:
         # What counts rows needs tables that can be read as planned.
         return found
@@ -102,6 +108,21 @@ def _lookups(family: Family, source: Connection) -> Iterator[Refusal]:
             reason=f"tables have look-up columns, whose claims name shard by shard where a row is:"
             f" {_list(sorted(found))}",
             remedy="Their keys can't be moved yet. Drop the look-up, move the key, create it again.",
+        )
+
+
+def _old_ids(family: Family, rules: OldIdRules | None) -> Iterator[Refusal]:
+    found = [
+        part.name
+        for part in family.parts
+        if rules is not None
+        and part.name in rules.of_table
+        and rules.of_table[part.name].rule == BY_DIRECTORY
+    ]
+    if found:
+        yield Refusal(
+            reason=f"old IDs of tables are found by a directory of their shards: {_list(found)}",
+            remedy="Their keys can't be moved yet.",
         )
 
 

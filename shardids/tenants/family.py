@@ -89,6 +89,13 @@ class Part:
     """The value of the root's key, as a literal, or for a counter the key's text."""
 
     @property
+    def id_column(self) -> str | None:
+        """Returns the column of the primary key that holds IDs of the cluster, if it does."""
+        column = next((c for c in self.columns if (c.name,) == self.key), None)
+        is_id = column is not None and column.builtin_type == "int8" and "next_id" in (column.default or "")
+        return self.key[0] if is_id else None
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the columns that are copied."""
         return tuple(column.name for column in self.columns)

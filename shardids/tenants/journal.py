@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +13,9 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.keys.homes import write_home
+from shardids.catalog.keys.moved_ids import list_ids
 from shardids.catalog.leases import KEY_MOVE, Leases, OnBusy, lock_key
-from shardids.catalog.rows import Catalog
+from shardids.catalog.rows import Catalog, read_placement
 from shardids.errors import ClusterConflict, CommitUncertain, ConnectionFailed, MoveFailed
 from shardids.pg.locks import AdvisoryLock
 from shardids.replication.barrier import HeldLock
@@ -239,10 +240,26 @@ class KeyJournal:
         """Let clients refuse statements over several shards with one of these, or answer them again."""
         self._update("is_unsettled = :is_unsettled", is_unsettled=is_unsettled)
 
-    def switch(self, rows: int) -> None:
-        """Make the target the key's home and record that only settling is left, in one transaction."""
+    def list_ids(self, ids: Sequence[int]) -> None:
+        """List IDs of the key's rows, to be found in the target from the switch on."""
+        if ids:
+            with self._held.transaction() as connection:
+                self._list(connection, ids)
+
+    def _list(self, connection: Connection, ids: Sequence[int]) -> None:
+        move, old = self.move, read_placement(connection).old_ids
+        new = ids if old is None else [id_ for id_ in ids if not old.has(id_)]
+        list_ids(connection, move.kind, move.key, new, shard=move.source)
+
+    def switch(self, rows: int, ids: Sequence[int]) -> None:
+        """Make the target the key's home and record that only settling is left, in one transaction.
+
+        ``ids`` are those of its rows that are not listed yet.
+        """
         move = self.move
         with self._held.transaction() as connection:
+            if ids:
+                self._list(connection, ids)
             write_home(connection, move.kind, move.key, move.target, source=move.source)
             change = "step = :step, switched_at = clock_timestamp(), rows = :rows"
             self._change(connection, change, step=SWITCHED, rows=rows)

@@ -48,7 +48,7 @@ class Leaving:
         Others wait at most 0.1 s for each attempt to lock a table.
         """
         with self.side.begin() as connection:
-            run(connection, sql.SQL("create sequence if not exists {}").format(self._gate()))
+            connection.execute(text("select shardids.make_gate(:move)"), {"move": self.move})
         for part in self._family.parts:
             values = {
                 "move": self.move,
@@ -65,9 +65,6 @@ class Leaving:
             with_locks(
                 self.side, _GUARD, values, on_wait=lambda attempt, part=part: on_wait(attempt, part.name)
             )
-
-    def _gate(self) -> sql.Composable:
-        return sql.Identifier("shardids", f"key_gate_{self.move}")
 
     def _name(self, part: Part) -> str:
         return sql.Identifier(self._family.schema, part.name).as_string()

@@ -136,7 +136,12 @@ def examined(catalog: Catalog, key: str, target: int, choices: Choices) -> tuple
         ends.target.begin() as here,
     ):
         family = read_family(there, ends.source_schema, key, choices)
-        _refuse(family, source, target, examine(family, there, here, ends.target_schema))
+        _refuse(
+            family,
+            source,
+            target,
+            examine(family, there, here, ends.target_schema, directory.placement.old_ids),
+        )
         rows = {part.name: _count(there, family, part) for part in family.parts}
     found = KeyPlan(
         kind=family.kind,

@@ -105,6 +105,8 @@ class Actions:
         with self._leaving.side.autocommit() as source:
             self._version = self._leaving.version(source)
         self._arriving.copy()
+        for ids in self._arriving.ids():
+            self._journal.list_ids(ids)
         self._catch_up()
         if self._options.verify:
             self.verified = self._arriving.verify()
@@ -119,18 +121,26 @@ class Actions:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             began = time.monotonic()
-            self._arriving.follow()
+            self._follow()
             if time.monotonic() - began < max(_CLOSE_ENOUGH_S, self._options.max_pause_s / 4):
                 return
             if time.monotonic() > deadline:
                 raise MoveFailed(
-                    f"shard {self._journal.move.target} does not catch up with key {self._journal.move.key!r}: its"
-                    " rows are written to faster than they arrive",
+                    f"shard {self._journal.move.target} does not catch up with key"
+                    f" {self._journal.move.key!r}: its rows are written to faster than they arrive",
                     hint="Resume with --resume when less is written, or undo the move with --abort.",
                 )
 
     def announce(self) -> None:
         """Let statements over several shards be refused, and wait until those that had begun have ended."""
+        try:
+            self._announce()
+        except BaseException:
+            with suppress(ShardidsError):
+                self.retract()
+            raise
+
+    def _announce(self) -> None:
         self._unsettled_since, self._is_settled = time.monotonic(), False
         self._journal.unsettle(is_unsettled=True)
         if (there := query_node_of(self._catalog)) is not None:
@@ -139,7 +149,7 @@ class Actions:
         until = time.monotonic() + self._options.settle_s
         deadline = time.monotonic() + _PATIENCE_S
         while (left := until - time.monotonic()) > 0:
-            self._arriving.follow()
+            self._follow()
             time.sleep(min(left, 0.25))
         for side, moment in began.items():
             while (reader := _reader_since(side, moment)) is not None:
@@ -150,8 +160,12 @@ class Actions:
                         f" {_PATIENCE_S:g} s",
                         hint="Resume with --resume when it has ended, or undo the move with --abort.",
                     )
-                self._arriving.follow()
+                self._follow()
                 time.sleep(0.25)
+
+    def _follow(self) -> None:
+        self._arriving.follow()
+        self._journal.list_ids(self._arriving.new_ids())
 
     def retract(self) -> None:
         """Let statements over several shards be answered again."""
@@ -189,7 +203,7 @@ class Actions:
                 self._require_version(watching)
             barrier.refuse()
             self._arriving.commit()
-            self._journal.switch(self.verified.total if self.verified else 0)
+            self._journal.switch(self.verified.total if self.verified else 0, self._arriving.new_ids())
         except BaseException:
             # Before writers go on: the gate may be closed.
             if self._arriving.is_open:
@@ -216,14 +230,17 @@ class Actions:
         self.retract()
 
     def settle(self) -> None:
-        """Bring the directory to the nodes, and wait until clients have heard of it: the rows stay so long."""
+        """Bring the directory to the nodes, and keep the rows until clients have heard of it."""
         bring_homes(self._catalog)
         time.sleep(self._options.settle_s)
 
     def remove(self) -> None:
-        """Let the source refuse the key for good, and remove its rows there."""
-        self._leaving.unguard(refuses=True)
+        """Remove the key's rows from the source, which refuses the key for good from now on.
+
+        The barrier is dropped when they are gone: until then it is what refuses rows that refer to them.
+        """
         self._leaving.remove()
+        self._leaving.unguard(refuses=True)
 
     def clean(self) -> None:
         """End the target's refusal of a key that has come back, and let all statements be answered."""

@@ -35,6 +35,18 @@ return to_regclass(format('shardids.key_gate_%s', move));
 
 comment on function shardids.gate_of(bigint) is 'The sequence that is used once the barrier of a key is closed';
 
+-- Of the engine's owner: who may not read a sequence is told that it was never used, and would take the barrier for open.
+create function shardids.make_gate(move bigint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  execute format('create sequence if not exists shardids.key_gate_%s', move);
+  execute format('alter sequence shardids.key_gate_%s owner to %I', move,
+                 (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids'));
+end
+$$;
+
+comment on function shardids.make_gate(bigint) is 'Creates the gate of a key, open';
+
 create function shardids.pass_key(move bigint, target integer, key text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -188,7 +200,7 @@ $$;
 comment on function shardids.forget_key(bigint) is 'Drops the gate and the notes of a key''s move';
 
 revoke execute on function
-  shardids.gate_of(bigint), shardids.pass_key(bigint, integer, text), shardids.pass_key(), shardids.keep_whole(),
+  shardids.gate_of(bigint), shardids.make_gate(bigint), shardids.pass_key(bigint, integer, text), shardids.pass_key(), shardids.keep_whole(),
   shardids.guard_key(bigint, integer, regclass, integer, text, text, text, boolean, name[], boolean),
   shardids.unguard_key(bigint, regclass, boolean), shardids.forget_key(bigint)
   from public;

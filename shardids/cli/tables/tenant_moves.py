@@ -130,7 +130,7 @@ def _print_plan(run: Run, plan: tenants.KeyPlan) -> None:
     tables: Sequence[dict[str, object]] = [
         {"table": name, "rows": count} for name, count in plan.rows.items()
     ]
-    if run.json:
+    if run.as_json:
         print_json(
             {
                 "key": plan.key,
@@ -145,15 +145,15 @@ def _print_plan(run: Run, plan: tenants.KeyPlan) -> None:
         )
         return
     out.print(
-        f"{sum(plan.rows.values()):,} rows of {plan.kind} key {plan.key!r} would move from shard {plan.source}"
-        f' on node "{plan.source_node}" to shard {plan.target} on node "{plan.target_node}"',
+        f"{sum(plan.rows.values()):,} rows of {plan.kind} key {plan.key!r} would move from shard"
+        f' {plan.source} on node "{plan.source_node}" to shard {plan.target} on node "{plan.target_node}"',
         markup=False,
     )
     print_rows(tables)
 
 
 def _print_result(run: Run, done: tenants.KeyResult) -> None:
-    if run.json:
+    if run.as_json:
         print_json(
             {
                 "key": done.key,
