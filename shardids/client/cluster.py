@@ -51,7 +51,7 @@ class Cluster:
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
     number of shards. It keeps routing by the placement it knows while the catalog is down.
 
-    From the first use of the placement on, a thread listens to the catalog over its own connection, so that a
+    From the first use of the placement or the directory of keys on, a thread listens to the catalog over its own connection, so that a
     change is known as soon as it is committed. After a fork the child makes its own connections.
 
     Attributes:
