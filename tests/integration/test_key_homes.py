@@ -238,7 +238,7 @@ def test_clients_follow_the_directory(catalog: Catalog, cluster: Cluster) -> Non
     assert cluster.shard_for("ann") == ANN
     put_home(catalog, "text", "ann", ELSEWHERE)
     wait_for(lambda: cluster.shard_for("ann") == ELSEWHERE, "the directory")
-    assert cluster.shards_for(["ann", "bob"]) == [ELSEWHERE, shard_for_key("bob", 8)]
+    assert cluster.homes.shards_for(["ann", "bob"], 8) == [ELSEWHERE, shard_for_key("bob", 8)]
     with cluster.sharded_session() as session:
         session.add(User(name="ann"))
         session.add(User(name="bob"))
@@ -375,7 +375,7 @@ def test_ids_of_moved_rows_are_found(catalog: Catalog, cluster: Cluster, cluster
     put_home(catalog, "text", "ann", ELSEWHERE)
     wait_for(lambda: cluster.shard_of(theirs[0]) == ELSEWHERE, "the directory")
     assert cluster.at(id=theirs[-1]).number == ELSEWHERE
-    cluster.ask_for(ids)
+    cluster.moved_ids.learn(ids, DEFAULT)
     asked: list[object] = []
     catalog_of_cluster = cluster._catalog.engine
     event.listen(catalog_of_cluster, "before_cursor_execute", lambda *call: asked.append(call[2]))
