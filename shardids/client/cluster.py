@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
-from shardids.catalog.keys.known import digest_of
+from shardids.catalog.keys.known import KnownHomes, digest_of
 from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.references import WITHIN_S
 from shardids.catalog.regions import existing_region
@@ -51,12 +51,14 @@ class Cluster:
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
     number of shards. It keeps routing by the placement it knows while the catalog is down.
 
-    From the first use of the placement on, a thread listens to the catalog over its own connection, so that a
-    change is known as soon as it is committed. After a fork the child makes its own connections.
+    From the first use of the placement or the directory of keys on, a thread listens to the catalog over its
+    own connection, so that a change is known as soon as it is committed. After a fork the child makes its own
+    connections.
 
     Attributes:
         decisions: what sessions share that commit on several nodes.
         claims: claims the values of look-up keys, and finds the shards of those that are claimed.
+        moved_ids: finds the shards of rows that have left the one they were born in.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Cluster:
             shard_count=description.shard_count,
             schema_of=schema_of,
         )
-        self._moved_ids = MovedIds(catalog, self._followed)
+        self.moved_ids = MovedIds(catalog, self._followed)
         self.claims = Claims(
             self._followed,
             self._claiming.of,
@@ -171,6 +173,11 @@ class Cluster:
         return self._followed.current
 
     @property
+    def homes(self) -> KnownHomes:
+        """The directory of keys as last read: keys that live in another shard than that of their hash."""
+        return self._followed.homes
+
+    @property
     def old_ids(self) -> KnownOldIds | None:
         """The shards of IDs that were issued before the cluster; ``None`` if no table was adopted."""
         return None if self._followed.old_ids is None else self._old_ids
@@ -196,14 +203,6 @@ class Cluster:
         if region is None:
             return shard_for_key(key, self.shard_count)
         return existing_region(region, self.placement.regions).shard_for(key)
-
-    def shards_for(self, keys: Sequence[int] | Sequence[str]) -> list[int]:
-        """Return the shards of keys of one type, as :meth:`shard_for` does for each, quicker.
-
-        Raises:
-            ValueError: a key that :meth:`shard_for` refuses for its value.
-        """
-        return self._followed.homes.shards_for(keys, self.shard_count)
 
     def decode(self, id_: int) -> DecodedId:
         """Return the time, the origin and the sequence of an ID.
@@ -254,11 +253,7 @@ class Cluster:
                 raise UnknownId(error.message, hint=error.hint) from None
         else:
             origin = self._checked(self.layout.shard_of(id_))
-        return self._moved_ids.shard_of(id_, origin) if self._followed.homes.departures else origin
-
-    def ask_for(self, ids: Iterable[int]) -> None:
-        """Ask for the shards of IDs whose rows may have moved, all at once, so that they are known."""
-        self._moved_ids.learn(ids, self.layout)
+        return self.moved_ids.shard_of(id_, origin) if self._followed.homes.departures else origin
 
     def node_of(self, shard: int) -> Node:
         """Return the node that holds a shard now.

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.util import LRUCache
 
 from shardids.catalog.keys.id_lists import Span
-from shardids.catalog.keys.known import Departures
+from shardids.catalog.keys.known import Departures, KnownHomes
 from shardids.catalog.keys.moved_ids import list_of
 from shardids.catalog.old_ids import chunk_of, read_chunks, read_list, shard_in
 from shardids.catalog.rows import Catalog
@@ -27,6 +27,7 @@ from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRul
 from shardids.client.engines import NodeEngines
 from shardids.client.placement import FollowedPlacement
 from shardids.client.routing.models import Key, OldIds, ShardFinder, Tells, how_it_tells
+from shardids.client.routing.models import MovedIds as LearnsIds
 from shardids.errors import BadArgument, ClusterConflict, UnknownId
 from shardids.ids.layout import Layout
 from shardids.ids.text import as_integer
@@ -253,13 +254,15 @@ class WithinShard:
         """Return the shard of a sharding key."""
         return self._finder.shard_for(key, region=region)
 
-    def shards_for(self, keys: Sequence[int] | Sequence[str]) -> list[int]:
-        """Return the shards of sharding keys of one type."""
-        return self._finder.shards_for(keys)
+    @property
+    def homes(self) -> KnownHomes:
+        """The directory of keys."""
+        return self._finder.homes
 
-    def ask_for(self, ids: Iterable[int]) -> None:
-        """Ask for the shards of IDs at once."""
-        self._finder.ask_for(ids)
+    @property
+    def moved_ids(self) -> LearnsIds | None:
+        """The finder of the shards of rows that have left the one they were born in."""
+        return self._finder.moved_ids
 
 
 @dataclass(frozen=True, slots=True)

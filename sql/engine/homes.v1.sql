@@ -11,6 +11,7 @@ create table shardids.key_home (
   primary key (kind, key)
 );
 
+-- The shard that a key has left refuses rows of it with SQLSTATE 'SI017', whose detail ends with the new shard: "shard 900".
 comment on table shardids.key_home is
   'Keys whose rows live in another shard than that of their hash: as the catalog had them at homes_version of shardids.node';
 

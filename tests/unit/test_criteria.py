@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column, relationship
 
 from shardids import primary_key, sharding_key
-from shardids.catalog.topology import shard_for_key, shards_for_keys
+from shardids.catalog.keys.known import NO_HOMES
+from shardids.catalog.topology import shard_for_key
 from shardids.client.routing.criteria import Named, Read, narrowed
 from shardids.client.routing.models import Key, facts_of
 from shardids.errors import BadArgument, UnsupportedKey
@@ -36,6 +36,8 @@ class Finder:
     layout: Layout = DEFAULT
     shard_count = 16
     old_ids = None
+    homes = NO_HOMES
+    moved_ids = None
 
     def shard_of(self, id_: int, *, of: str | None = None) -> int:
         shard = DEFAULT.decode(id_).shard
@@ -46,12 +48,6 @@ class Finder:
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
         assert region is None
         return shard_for_key(key, 16)
-
-    def shards_for(self, keys: Sequence[int] | Sequence[str]) -> list[int]:
-        return shards_for_keys(keys, 16)
-
-    def ask_for(self, ids: Iterable[int]) -> None:
-        pass
 
 
 class Base(DeclarativeBase):

@@ -7,6 +7,7 @@ copies up to date; a node that was away is behind until the next one, and ``shar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, text
@@ -19,8 +20,42 @@ _AT_ONCE: Final = 20_000
 """How many entries one statement writes."""
 
 
-def bring_homes(catalog: Catalog, names: Iterable[str] | None = None) -> Answers[int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyState:
+    """The directory in one place: its version, its number of keys, and a hash of them in any order."""
+
+    version: int
+    keys: int
+    digest: str
+
+
+def catalog_state(connection: Connection) -> CopyState:
+    """Return the state of the catalog's directory."""
+    return _state(connection, "shardids_catalog.key_home", "shardids_catalog.cluster")
+
+
+def node_state(connection: Connection) -> CopyState:
+    """Return the state of a node's copy."""
+    return _state(connection, "shardids.key_home", "shardids.node")
+
+
+def _state(connection: Connection, entries: str, versions: str) -> CopyState:
+    row = connection.execute(
+        text(f"""
+            select v.homes_version as version, count(h.key) as keys,
+                   coalesce(sum(hashtextextended(format('%s %s %s', h.kind, h.shard, h.key), 0)::numeric), 0)
+                     ::text as digest
+            from {versions} v left join {entries} h on true group by 1""")  # noqa: S608 -- constants
+    ).one()
+    return CopyState(**row._mapping)
+
+
+def bring_homes(
+    catalog: Catalog, names: Iterable[str] | None = None, *, verify: bool = False
+) -> Answers[int]:
     """Bring the copies of nodes, by default of all, up to date; return how many entries each got.
+
+    With ``verify`` a copy of the catalog's version is compared, and read anew if it differs.
 
     A node that fails, as one that is down, is among the failures; the others have theirs.
     """
@@ -29,20 +64,21 @@ def bring_homes(catalog: Catalog, names: Iterable[str] | None = None) -> Answers
 
     def bring(_name: str, node: Any) -> int:
         with catalog.engine.connect() as source, node.begin() as target:
-            return bring_to(source, target)
+            return bring_to(source, target, verify=verify)
 
     with Nodes(chosen, catalog.url) as nodes:
         return nodes.each(bring)
 
 
-def bring_to(catalog: Connection, node: Connection) -> int:
+def bring_to(catalog: Connection, node: Connection, *, verify: bool = False) -> int:
     """Bring a node's copy up to date in its open transaction; return how many entries it got."""
     # Those who bring copies take turns, so that no older state replaces a newer one.
     known = node.scalar(text("select homes_version from shardids.node for update"))
     state = catalog.execute(text("select homes_version, homes_reset from shardids_catalog.cluster")).one()
-    if state.homes_version == known:
+    differs = verify and state.homes_version == known and catalog_state(catalog) != node_state(node)
+    if state.homes_version == known and not differs:
         return 0
-    if state.homes_reset > known or state.homes_version < known:
+    if differs or state.homes_reset > known or state.homes_version < known:
         node.execute(text("delete from shardids.key_home"))
         known = 0
     rows = catalog.execute(_CHANGES, {"version": known}).all()

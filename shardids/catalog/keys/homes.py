@@ -205,6 +205,21 @@ def read_homes(
     return [Home(**row._mapping) for row in rows]
 
 
+def homeless(connection: Connection, limit: int) -> list[Home]:
+    """Return entries whose shard is not active, or not of the key's region; at most so many."""
+    rows = connection.execute(
+        text("""
+            select h.kind, h.key, h.shard, h.since from shardids_catalog.key_home h
+            join shardids_catalog.placement p on p.shard = h.shard
+            left join shardids_catalog.region r on r.name = split_part(h.kind, '@', 2)
+            where p.state <> 'active'
+               or h.kind like '%@%' and (h.shard between r.first_shard and r.last_shard) is not true
+            order by 1, 2 limit :limit"""),
+        {"limit": limit},
+    )
+    return [Home(**row._mapping) for row in rows]
+
+
 def shard_of_key(connection: Connection, kind: str, key: str | Key) -> int:
     """Return the shard where the rows of a key live: by the directory, or else by its hash.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +19,7 @@ from shardids.catalog.keys.known import Key, key_text, parse_key
 from shardids.catalog.old_ids import overwrite_directory
 from shardids.catalog.rows import describe_in
 from shardids.catalog.topology import BY_DIRECTORY
-from shardids.errors import ClusterConflict
+from shardids.errors import BadArgument, ClusterConflict
 
 _MOST_SLOTS: Final = 65_535
 
@@ -106,7 +107,8 @@ def keys_of_ids(connection: Connection, ids: Sequence[int]) -> dict[int, MovedKe
     layout = describe_in(connection, connection.engine.url).layout
     by_origin: defaultdict[int, list[int]] = defaultdict(list)
     for id_ in ids:
-        by_origin[layout.shard_of(id_)].append(id_)
+        with suppress(BadArgument):  # It is of no shard.
+            by_origin[layout.shard_of(id_)].append(id_)
     found: dict[int, MovedKey] = {}
     for origin, its in by_origin.items():
         rows = connection.execute(

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 73074573574144
+    START WITH 73529840107520
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 73130408148993
+    START WITH 73585674682369
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2334,7 +2334,7 @@ begin
   execute (
     select format('grant usage on schema shardids, shardids_ref, %s to %I', string_agg(quote_ident(shardids.schema_of(s)), ', '), role)
     from unnest(shards) s);
-  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
+  execute format('grant select on shardids.node, shardids.shard, shardids.skipped, shardids.key_home to %I', role);
   -- Those of the engine are needed where functions are not everybody's by default.
   execute (
     select format('grant execute on function %s, %s to %I',
@@ -2345,7 +2345,7 @@ begin
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'current_id', 'lagging_id',
                         'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references',
-                        'shard_for_key', 'shard_for_hash', 'refused_count'));
+                        'shard_for_key', 'shard_for_hash', 'refused_count', 'home_of'));
   execute (
     select format('grant usage on sequence %s to %I', string_agg(format('%I.id_counter', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
   execute (
@@ -2505,6 +2505,46 @@ END;
 --
 
 COMMENT ON FUNCTION shardids.guarded(shards integer[]) IS 'The tables of these shards that guard_part has changed';
+
+
+SET default_tablespace = '';
+
+SET default_table_access_method = heap;
+
+--
+-- Name: key_home; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.key_home (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    shard integer NOT NULL,
+    since timestamp with time zone NOT NULL,
+    version bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE key_home; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.key_home IS 'Keys whose rows live in another shard than that of their hash: as the catalog had them at homes_version of shardids.node';
+
+
+--
+-- Name: home_of(text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.home_of(kind text, key text) RETURNS integer
+    LANGUAGE sql STABLE STRICT PARALLEL SAFE
+    RETURN (SELECT h.shard FROM shardids.key_home h WHERE ((h.kind = home_of.kind) AND (h.key = home_of.key)));
+
+
+--
+-- Name: FUNCTION home_of(kind text, key text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.home_of(kind text, key text) IS 'The shard that the directory of keys has for a key, by the kind text, bigint, uuid or bytea; null: that of shardids.shard_for_key';
 
 
 --
@@ -3745,10 +3785,6 @@ $$;
 COMMENT ON FUNCTION shardids.reset_clock(shard integer, from_ms bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Brings a fenced shard, which a wrong clock took into the future, back to the present; activate it after COMMIT';
 
 
-SET default_tablespace = '';
-
-SET default_table_access_method = heap;
-
 --
 -- Name: lease; Type: TABLE; Schema: shardids; Owner: -
 --
@@ -4952,7 +4988,8 @@ begin
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
-    ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route to %I', role);
+    ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route, shardids_catalog.key_home,'
+    ' shardids_catalog.key_home_gone, shardids_catalog.moved_key, shardids_catalog.moved_id_list to %I', role);
   execute format('grant execute on function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text) to %I', role);
 end
 $$;
@@ -4963,6 +5000,112 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read the catalog';
+
+
+--
+-- Name: homes_changed(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.homes_changed() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  new_version bigint;
+begin
+  update shardids_catalog.cluster c
+  set version = c.version + 1, homes_version = c.version + 1,
+      homes_reset = case tg_op when 'TRUNCATE' then c.version + 1 else c.homes_reset end
+  returning c.version into new_version;
+  perform pg_notify('shardids_placement', new_version::text);
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION homes_changed(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.homes_changed() IS 'Counts the versions up and notifies channel shardids_placement';
+
+
+--
+-- Name: keep_gone_home(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.keep_gone_home() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  insert into shardids_catalog.key_home_gone (kind, key, digest, version)
+  select old.kind, old.key, old.digest, c.version + 1 from shardids_catalog.cluster c
+  on conflict on constraint key_home_gone_pkey do update set version = excluded.version;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION keep_gone_home(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.keep_gone_home() IS 'Remembers a key that is taken out of the directory';
+
+
+--
+-- Name: plain_digest(text, text); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.plain_digest(kind text, key text) RETURNS bytea
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN CASE kind WHEN 'text'::text THEN sha256(convert_to(('s:'::text || key), 'UTF8'::name)) WHEN 'bigint'::text THEN sha256(convert_to(('i:'::text || key), 'UTF8'::name)) WHEN 'uuid'::text THEN sha256(('\x753a'::bytea || uuid_send((key)::uuid))) WHEN 'bytea'::text THEN sha256(('\x623a'::bytea || decode(key, 'hex'::text))) ELSE NULL::bytea END;
+
+
+--
+-- Name: FUNCTION plain_digest(kind text, key text); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.plain_digest(kind text, key text) IS 'The hash of a key and its type, as shardids.shard_for_key has it';
+
+
+--
+-- Name: key_digest(text, text); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.key_digest(kind text, key text) RETURNS bytea
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN substr(CASE WHEN (strpos(kind, '@'::text) = 0) THEN shardids_catalog.plain_digest(kind, key) ELSE sha256((convert_to((substr(kind, (strpos(kind, '@'::text) + 1)) || ':'::text), 'UTF8'::name) || shardids_catalog.plain_digest(split_part(kind, '@'::text, 1), key))) END, 1, 16);
+
+
+--
+-- Name: FUNCTION key_digest(kind text, key text); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.key_digest(kind text, key text) IS 'The hash by which clients find a key in the directory';
+
+
+--
+-- Name: lock_homes(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.lock_homes() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform from shardids_catalog.cluster for update;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION lock_homes(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.lock_homes() IS 'Makes those who change the directory of keys take turns';
 
 
 --
@@ -5034,6 +5177,8 @@ CREATE TABLE shardids_catalog.cluster (
     shard_count integer NOT NULL,
     old_ids_below bigint,
     version bigint DEFAULT 1 NOT NULL,
+    homes_version bigint DEFAULT 0 NOT NULL,
+    homes_reset bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
     CONSTRAINT cluster_old_ids_below_check CHECK ((old_ids_below > 0)),
@@ -5045,7 +5190,7 @@ CREATE TABLE shardids_catalog.cluster (
 -- Name: TABLE cluster; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
+COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but the versions is fixed for good, old_ids_below once it is written';
 
 
 --
@@ -5059,7 +5204,73 @@ COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were i
 -- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions, placement or the directory of keys';
+
+
+--
+-- Name: COLUMN cluster.homes_version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.homes_version IS 'The version of the last change of the directory of keys; 0: none';
+
+
+--
+-- Name: COLUMN cluster.homes_reset; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.homes_reset IS 'The version at which the directory was last emptied by TRUNCATE: who has an older one reads it anew';
+
+
+--
+-- Name: key_home; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.key_home (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    shard integer NOT NULL,
+    since timestamp with time zone DEFAULT now() NOT NULL,
+    digest bytea GENERATED ALWAYS AS (shardids_catalog.key_digest(kind, key)) STORED NOT NULL,
+    version bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT key_home_key CHECK (
+CASE split_part(kind, '@'::text, 1)
+    WHEN 'text'::text THEN true
+    WHEN 'bigint'::text THEN (key ~ '^(0|-?[1-9][0-9]{0,18})$'::text)
+    WHEN 'uuid'::text THEN (key ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'::text)
+    WHEN 'bytea'::text THEN (key ~ '^([0-9a-f]{2})*$'::text)
+    ELSE NULL::boolean
+END),
+    CONSTRAINT key_home_kind CHECK ((kind ~ '^(text|bigint|uuid|bytea)(@[A-Za-z][A-Za-z0-9_.-]{0,39})?$'::text)),
+    CONSTRAINT key_home_length CHECK ((octet_length(key) <= 1024))
+);
+
+
+--
+-- Name: TABLE key_home; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.key_home IS 'The directory of keys: those whose rows live in another shard than that of their hash';
+
+
+--
+-- Name: COLUMN key_home.kind; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_home.kind IS 'The type of the key: text, bigint, uuid or bytea; after an @ the region whose key it is';
+
+
+--
+-- Name: COLUMN key_home.key; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_home.key IS 'The key as text: a number in decimal, a UUID in lower case with hyphens, bytes in hex';
+
+
+--
+-- Name: COLUMN key_home.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_home.version IS 'That of shardids_catalog.cluster when the entry was last written';
 
 
 --
@@ -5095,14 +5306,36 @@ COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs t
 
 CREATE FUNCTION shardids_catalog.shard_for_key(key text, region text DEFAULT NULL::text) RETURNS integer
     LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN (SELECT (s.first_shard + (mod(((h.hash)::numeric + CASE WHEN (h.hash < 0) THEN '18446744073709551616'::numeric ELSE (0)::numeric END), (s.shard_count)::numeric))::integer) FROM ((SELECT ((('x'::text || encode(substr(sha256(convert_to(('s:'::text || shard_for_key.key), 'UTF8'::name)), 1, 8), 'hex'::text)))::bit(64))::bigint AS hash) h CROSS JOIN (SELECT 0 AS first_shard, c.shard_count FROM shardids_catalog.cluster c WHERE (shard_for_key.region IS NULL) UNION ALL SELECT r.first_shard, ((r.last_shard - r.first_shard) + 1) FROM shardids_catalog.region r WHERE (r.name = shard_for_key.region)) s));
+    RETURN (SELECT COALESCE((SELECT d.shard FROM shardids_catalog.key_home d WHERE ((d.kind = ('text'::text || COALESCE(('@'::text || shard_for_key.region), ''::text))) AND (d.key = shard_for_key.key))), (s.first_shard + (mod(((h.hash)::numeric + CASE WHEN (h.hash < 0) THEN '18446744073709551616'::numeric ELSE (0)::numeric END), (s.shard_count)::numeric))::integer)) AS "coalesce" FROM ((SELECT ((('x'::text || encode(substr(sha256(convert_to(('s:'::text || shard_for_key.key), 'UTF8'::name)), 1, 8), 'hex'::text)))::bit(64))::bigint AS hash) h CROSS JOIN (SELECT 0 AS first_shard, c.shard_count FROM shardids_catalog.cluster c WHERE (shard_for_key.region IS NULL) UNION ALL SELECT r.first_shard, ((r.last_shard - r.first_shard) + 1) FROM shardids_catalog.region r WHERE (r.name = shard_for_key.region)) s));
 
 
 --
 -- Name: FUNCTION shard_for_key(key text, region text); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.shard_for_key(key text, region text) IS 'The shard of a text key, of all shards or of a region''s; null if there is no such region';
+COMMENT ON FUNCTION shardids_catalog.shard_for_key(key text, region text) IS 'The shard where the rows of a text key live, of all shards or of a region''s; null if there is no such region';
+
+
+--
+-- Name: stamp_home(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.stamp_home() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  select c.version + 1 into new.version from shardids_catalog.cluster c;
+  return new;
+end
+$$;
+
+
+--
+-- Name: FUNCTION stamp_home(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.stamp_home() IS 'Gives an entry of the directory its version';
 
 
 --
@@ -5234,6 +5467,7 @@ CREATE TABLE shardids.node (
     max_past interval DEFAULT '00:01:00'::interval NOT NULL,
     max_step interval DEFAULT '360 days'::interval NOT NULL,
     clock_confirmed_at timestamp with time zone,
+    homes_version bigint DEFAULT 0 NOT NULL,
     max_reserve integer DEFAULT 4194304 NOT NULL,
     sees_all boolean DEFAULT pg_has_role(CURRENT_USER, 'pg_read_all_stats'::name, 'usage'::text) NOT NULL,
     CONSTRAINT node_margin_within_max_ahead CHECK (((safety_margin * (6)::double precision) <= max_ahead)),
@@ -5294,6 +5528,13 @@ COMMENT ON COLUMN shardids.node.max_step IS 'How far the clock may go ahead at o
 --
 
 COMMENT ON COLUMN shardids.node.clock_confirmed_at IS 'This server''s clock when shardids node confirm-clock compared it with others';
+
+
+--
+-- Name: COLUMN node.homes_version; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.homes_version IS 'The version of the catalog''s directory of keys that shardids.key_home was last brought to';
 
 
 --
@@ -5600,6 +5841,25 @@ ALTER TABLE shardids_catalog.adoption ALTER COLUMN id ADD GENERATED ALWAYS AS ID
 
 
 --
+-- Name: key_home_gone; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.key_home_gone (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    digest bytea NOT NULL,
+    version bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE key_home_gone; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.key_home_gone IS 'Keys that were in the directory, for those who read only its changes';
+
+
+--
 -- Name: lookup; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -5768,6 +6028,86 @@ COMMENT ON COLUMN shardids_catalog.loss.epoch IS 'Of the leases of the command t
 --
 
 COMMENT ON COLUMN shardids_catalog.loss.completed_at IS 'When the home was activated and old replication removed; null: not yet';
+
+
+--
+-- Name: moved_id_list; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.moved_id_list (
+    origin integer NOT NULL,
+    first bigint NOT NULL,
+    ids bytea NOT NULL,
+    slots bytea NOT NULL,
+    CONSTRAINT moved_id_list_check CHECK (((length(slots) * 4) = length(ids))),
+    CONSTRAINT moved_id_list_ids_check CHECK (((length(ids) >= 8) AND (length(ids) <= 8192) AND ((length(ids) % 8) = 0)))
+);
+
+
+--
+-- Name: TABLE moved_id_list; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.moved_id_list IS 'The keys of moved rows by their IDs, up to 1,024 a row';
+
+
+--
+-- Name: COLUMN moved_id_list.ids; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_id_list.ids IS 'In order, eight bytes an ID, the highest first, two''s complement';
+
+
+--
+-- Name: COLUMN moved_id_list.slots; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_id_list.slots IS 'Two bytes an ID, the higher first: the slot of its key in moved_key';
+
+
+--
+-- Name: moved_key; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.moved_key (
+    origin integer NOT NULL,
+    slot integer NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    shard integer NOT NULL,
+    lowest bigint,
+    highest bigint,
+    version bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT moved_key_slot_check CHECK (((slot >= 0) AND (slot <= 65534)))
+);
+
+
+--
+-- Name: TABLE moved_key; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.moved_key IS 'Keys with rows whose IDs are of another shard, by that shard';
+
+
+--
+-- Name: COLUMN moved_key.slot; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_key.slot IS 'The number that stands for the key in shardids_catalog.moved_id_list';
+
+
+--
+-- Name: COLUMN moved_key.shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_key.shard IS 'Where the rows live; that of origin while a move is prepared, and after a move back';
+
+
+--
+-- Name: COLUMN moved_key.lowest; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_key.lowest IS 'The lowest ID in the list; others of the origin are not looked for';
 
 
 --
@@ -6218,9 +6558,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385034740060651522);
-INSERT INTO shard_0000.kept VALUES (385034740060651523);
-INSERT INTO shard_0000.kept VALUES (385034740060651524);
+INSERT INTO shard_0000.kept VALUES (385066961387651074);
+INSERT INTO shard_0000.kept VALUES (385066961387651075);
+INSERT INTO shard_0000.kept VALUES (385066961387651076);
 
 
 --
@@ -6238,6 +6578,12 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 
 
 --
+-- Data for Name: key_home; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
 -- Data for Name: lease; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
@@ -6247,15 +6593,15 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 4194304, true);
+INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 0, 4194304, true);
 
 
 --
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '757', '2026-11-28 11:50:35.568959+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '758', '2026-11-28 11:50:35.588436+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713221458684244088/5/16889', 1, 3393409542665535488, '757', '2026-11-28 13:58:37.750642+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713221458684244088/5/16889', 1, 3393409542665535488, '758', '2026-11-28 13:58:37.761919+00', NULL);
 
 
 --
@@ -6281,7 +6627,19 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:50:35.176577+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 13:58:37.536038+00');
+
+
+--
+-- Data for Name: key_home; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_home_gone; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
 
 
 --
@@ -6303,10 +6661,22 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 
 
 --
+-- Data for Name: moved_id_list; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: moved_key; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:50:35.602161+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 13:58:37.77358+00', NULL);
 
 
 --
@@ -6407,7 +6777,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3575567924861876590, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3393409634472653281, true);
 
 
 --
@@ -6421,7 +6791,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3575567924861876543, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3393409634472653246, true);
 
 
 --
@@ -6456,7 +6826,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91799435550, true);
+SELECT pg_catalog.setval('shardids.step_1', 91807117745, true);
 
 
 --
@@ -6491,7 +6861,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91799435583, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91807117758, true);
 
 
 --
@@ -6530,6 +6900,14 @@ ALTER TABLE ONLY shard_0000.shardids_version
 
 ALTER TABLE ONLY shard_0001.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: key_home key_home_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.key_home
+    ADD CONSTRAINT key_home_pkey PRIMARY KEY (kind, key);
 
 
 --
@@ -6597,6 +6975,22 @@ ALTER TABLE ONLY shardids_catalog.cluster
 
 
 --
+-- Name: key_home_gone key_home_gone_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_home_gone
+    ADD CONSTRAINT key_home_gone_pkey PRIMARY KEY (kind, key);
+
+
+--
+-- Name: key_home key_home_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_home
+    ADD CONSTRAINT key_home_pkey PRIMARY KEY (kind, key);
+
+
+--
 -- Name: lookup lookup_claims; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -6626,6 +7020,30 @@ ALTER TABLE ONLY shardids_catalog.loss
 
 ALTER TABLE ONLY shardids_catalog.move
     ADD CONSTRAINT move_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: moved_id_list moved_id_list_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_id_list
+    ADD CONSTRAINT moved_id_list_pkey PRIMARY KEY (origin, first);
+
+
+--
+-- Name: moved_key moved_key_once; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_key
+    ADD CONSTRAINT moved_key_once UNIQUE (kind, key, origin);
+
+
+--
+-- Name: moved_key moved_key_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_key
+    ADD CONSTRAINT moved_key_pkey PRIMARY KEY (origin, slot);
 
 
 --
@@ -6764,6 +7182,27 @@ CREATE UNIQUE INDEX adoption_under_way ON shardids_catalog.adoption USING btree 
 
 
 --
+-- Name: key_home_gone_version_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_home_gone_version_idx ON shardids_catalog.key_home_gone USING btree (version);
+
+
+--
+-- Name: key_home_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_home_shard_idx ON shardids_catalog.key_home USING btree (shard);
+
+
+--
+-- Name: key_home_version_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_home_version_idx ON shardids_catalog.key_home USING btree (version);
+
+
+--
 -- Name: loss_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -6785,10 +7224,24 @@ CREATE INDEX placement_node_idx ON shardids_catalog.placement USING btree (node)
 
 
 --
+-- Name: key_home changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON shardids_catalog.key_home FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.homes_changed();
+
+
+--
 -- Name: lookup changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
 CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.lookup FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
+-- Name: moved_key changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF shard ON shardids_catalog.moved_key FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.homes_changed();
 
 
 --
@@ -6827,6 +7280,27 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.regi
 
 
 --
+-- Name: key_home gone; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER gone AFTER DELETE ON shardids_catalog.key_home FOR EACH ROW EXECUTE FUNCTION shardids_catalog.keep_gone_home();
+
+
+--
+-- Name: key_home locked; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER locked BEFORE INSERT OR DELETE OR UPDATE OR TRUNCATE ON shardids_catalog.key_home FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.lock_homes();
+
+
+--
+-- Name: moved_key locked; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER locked BEFORE INSERT OR DELETE OR UPDATE OF shard ON shardids_catalog.moved_key FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.lock_homes();
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -6848,11 +7322,48 @@ CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.
 
 
 --
+-- Name: key_home renamed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER renamed AFTER UPDATE OF kind, key ON shardids_catalog.key_home FOR EACH ROW WHEN (((old.kind <> new.kind) OR (old.key <> new.key))) EXECUTE FUNCTION shardids_catalog.keep_gone_home();
+
+
+--
+-- Name: key_home stamped; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER stamped BEFORE INSERT OR UPDATE ON shardids_catalog.key_home FOR EACH ROW EXECUTE FUNCTION shardids_catalog.stamp_home();
+
+
+--
+-- Name: moved_key stamped; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER stamped BEFORE INSERT OR UPDATE OF shard ON shardids_catalog.moved_key FOR EACH ROW EXECUTE FUNCTION shardids_catalog.stamp_home();
+
+
+--
 -- Name: reference_deletion deletion_of; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
 ALTER TABLE ONLY shardids_catalog.reference_deletion
     ADD CONSTRAINT deletion_of FOREIGN KEY (table_name) REFERENCES shardids_catalog.reference_table(name);
+
+
+--
+-- Name: key_home key_home_shard; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_home
+    ADD CONSTRAINT key_home_shard FOREIGN KEY (shard) REFERENCES shardids_catalog.placement(shard);
+
+
+--
+-- Name: moved_key moved_key_shard; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_key
+    ADD CONSTRAINT moved_key_shard FOREIGN KEY (shard) REFERENCES shardids_catalog.placement(shard);
 
 
 --
