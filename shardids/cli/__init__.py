@@ -21,9 +21,6 @@ COMMANDS = {
     "init": Entry("clusters:init", "Create the catalog of a new cluster. Idempotent.", BUILD),
     "node": Entry("nodes:app", "The PostgreSQL databases that hold shards.", BUILD),
     "shard": Entry("shards:app", "The logical shards.", BUILD),
-    "tenant": Entry(
-        "tables.tenant_moves:app", "Keys, the tenants of a cluster, and where their rows live.", OPERATE
-    ),
     "region": Entry(
         "regions:app", "Names for ranges of shards, which live only on nodes of their region.", BUILD
     ),

@@ -9,6 +9,7 @@ import typer
 
 from shardids.cli.command import Run, takes
 from shardids.cli.printing import err, out, print_json, print_rows, print_warnings
+from shardids.cli.tables.tenant_moves import move_tenant
 from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -191,3 +192,6 @@ def _sized(row: dict[str, Any]) -> dict[str, Any]:
 
 def _bytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
+
+
+app.command("move")(move_tenant)

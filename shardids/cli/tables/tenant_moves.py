@@ -15,15 +15,7 @@ from shardids.pg.notation import parse_duration_ms
 if TYPE_CHECKING:
     from shardids import tenants
 
-app = typer.Typer(help="Keys, the tenants of a cluster, and where their rows live.", no_args_is_help=True)
 
-
-@app.callback()
-def tenant() -> None:
-    """Keys, the tenants of a cluster, and where their rows live."""
-
-
-@app.command("move")
 @takes("catalog", "dry-run", "json")
 def move_tenant(
     run: Run,
