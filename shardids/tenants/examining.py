@@ -34,7 +34,7 @@ def examine(
         return found
     return [
         *_references(family, source),
-        *_target(family, target, schema),
+        *_target(family, source, target, schema),
         *_large(family, source),
         *_guards(family, source),
     ]
@@ -180,7 +180,7 @@ _FIRING: Final = text("""
     order by 1, 2""")
 
 
-def _target(family: Family, target: Connection, schema: str) -> Iterator[Refusal]:
+def _target(family: Family, source: Connection, target: Connection, schema: str) -> Iterator[Refusal]:
     """Require the same tables on the target, no code that would run on arrival, and no rows of the key."""
     there: dict[str, dict[str, str]] = {}
     for row in target.execute(_COLUMNS, {"schema": schema}):
@@ -200,6 +200,7 @@ def _target(family: Family, target: Connection, schema: str) -> Iterator[Refusal
                 reason=f"columns of table {part.name} differ in schema {schema}: {_list(odd)}",
                 remedy="Bring both shards to one revision: shardids migrate up.",
             )
+    yield from _kinds(family, source, target, schema)
     names = {part.name for part in family.parts}
     for row in target.execute(_FIRING, {"schema": schema}):
         if row.name in names:
@@ -218,6 +219,33 @@ def _target(family: Family, target: Connection, schema: str) -> Iterator[Refusal
                 reason=f"{count} rows of the key are in table {part.name} of schema {schema} already",
                 remedy="Compare them with the others, and delete the wrong ones.",
             )
+
+
+def _kinds(family: Family, source: Connection, target: Connection, schema: str) -> Iterator[Refusal]:
+    """Require the kinds of the key's numbers, with the same properties."""
+    counter = family.part(COUNTERS[0])
+    if counter is None:
+        return
+    used = sql.SQL("select distinct a.kind from {} a where {}").format(
+        sql.Identifier(family.schema, counter.name), family.owns(counter, "a", family.schema)
+    )
+    names = run(source, used).scalars().all()
+    there, here = (
+        dict(
+            run(
+                connection,
+                sql.SQL("select k.kind, to_jsonb(k) from {} k").format(
+                    sql.Identifier(where, "shardids_counter_kind")
+                ),
+            ).all()
+        )
+        for connection, where in ((source, family.schema), (target, schema))
+    )
+    if odd := sorted(name for name in names if there.get(name) != here.get(name)):
+        yield Refusal(
+            reason=f"kinds of numbers are others in schema {schema}, or missing: {_list(odd)}",
+            remedy="Bring both shards to one revision: shardids migrate up.",
+        )
 
 
 def _plain(column: Column, schema: str) -> str:

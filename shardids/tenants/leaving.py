@@ -85,9 +85,7 @@ class Leaving:
         Raises:
             PutOff: it has disabled a trigger, or changes the schema.
         """
-        holder = connection.scalar(
-            text("select holder from shardids.barrier_holders(:shard, false) limit 1"), {"shard": self.shard}
-        )
+        holder = connection.scalar(_HOLDERS, {"schema": self._family.schema})
         if holder is not None:
             raise PutOff(f"{holder} changes the shard without passing the key's barrier")
 
@@ -191,6 +189,17 @@ class KeyBarrier:
 _GUARD: Final = """
     select shardids.guard_key(:move, :part, cast(:name as regclass), :target, :key, :is_old, :is_new, :direct,
                               cast(:keys as name[]), :is_fixed)"""
+# A session that disables a trigger, or makes a table that refers to others, holds such a lock until it commits.
+_HOLDERS: Final = text("""
+    select coalesce(format('process %s of %s', a.pid, a.usename), 'a prepared transaction')
+    from pg_locks l
+    join pg_class c on c.oid = l.relation
+    left join pg_stat_activity a on a.pid = l.pid
+    where l.locktype = 'relation' and l.granted and l.pid is distinct from pg_backend_pid()
+      and l.database = (select d.oid from pg_database d where d.datname = current_database())
+      and c.relnamespace = to_regnamespace(quote_ident(:schema)) and c.relkind in ('r', 'p')
+      and l.mode in ('ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    limit 1""")
 _REOPEN: Final = text("""
     select setval(g.gate, 1, false) from (select shardids.gate_of(:move) as gate) g
     where g.gate is not null and pg_sequence_last_value(g.gate) is not null""")

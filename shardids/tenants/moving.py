@@ -32,8 +32,8 @@ class KeyResult:
     """How a move ended.
 
     ``pause_ms`` is how long writers of the key waited, ``unsettled_ms`` how long statements over several
-    shards were refused; ``None`` where this process did not see it. ``rows`` is their number, by table, if they
-    were compared. ``stale_views`` says why the query node could not be refreshed.
+    shards were refused; ``None`` where this process did not see it. ``rows`` is their number, by table, if
+    they were compared. ``stale_views`` says why the query node could not be refreshed.
     """
 
     key: str

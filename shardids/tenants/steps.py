@@ -88,11 +88,13 @@ class Actions:
         self._version: tuple[str, int] | None = None
         self._unsettled_since: float | None = None
         self._is_settled = False
+        self._is_guarded = False
         self._attempt = 0
 
     def guard(self) -> None:
         """Create the barrier of the key in the source, open."""
         self._leaving.guard(self._on_wait)
+        self._is_guarded = True
 
     def unguard(self) -> None:
         """Drop the barrier of the key."""
@@ -100,6 +102,9 @@ class Actions:
 
     def copy(self) -> None:
         """Bring the rows into the open transaction of the target, and catch up with the source."""
+        if not self._is_guarded:
+            # After an interruption: tables may have been made since.
+            self.guard()
         self._leaving.reopen()
         self.remove_arrived()
         with self._leaving.side.autocommit() as source:

@@ -191,6 +191,7 @@ begin
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route, shardids_catalog.key_home,'
     ' shardids_catalog.key_home_gone, shardids_catalog.moved_key, shardids_catalog.moved_id_list to %I', role);
+  execute format('grant select (source, target, is_unsettled, ended_at) on shardids_catalog.key_move to %I', role);
   execute format('grant execute on function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text) to %I', role);
 end
 $$;
