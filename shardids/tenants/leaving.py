@@ -189,7 +189,7 @@ class KeyBarrier:
 _GUARD: Final = """
     select shardids.guard_key(:move, :part, cast(:name as regclass), :target, :key, :is_old, :is_new, :direct,
                               cast(:keys as name[]), :is_fixed)"""
-# A session that disables a trigger, or makes a table that refers to others, holds such a lock until it commits.
+# Who disables a trigger, or makes a table that refers to others, holds such a lock until the COMMIT.
 _HOLDERS: Final = text("""
     select coalesce(format('process %s of %s', a.pid, a.usename), 'a prepared transaction')
     from pg_locks l

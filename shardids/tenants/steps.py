@@ -176,8 +176,9 @@ class Actions:
         """Let statements over several shards be answered again."""
         if self._is_settled:
             return
+        # First: whoever hears that rows are settled may ask the query node.
+        self.stale_views = follow(self._catalog, settles=True)
         self._journal.unsettle(is_unsettled=False)
-        self.stale_views = follow(self._catalog)
         if self._unsettled_since is not None:
             self.unsettled_ms = (time.monotonic() - self._unsettled_since) * 1000
             self._unsettled_since = None
