@@ -235,7 +235,7 @@ class Placement:
         """Require that a statement over these shards, by default all, sees each row once.
 
         Raises:
-            RowsUnsettled: a key's rows are just being moved between two shards, of which it is one.
+            RowsUnsettled: the rows of a key are just being moved from or to one of them.
         """
         moving = self.unsettled if shards is None else self.unsettled.intersection(shards)
         if moving and (shards is None or len(shards) > 1):

@@ -77,7 +77,7 @@ def _tables(family: Family) -> Iterator[Refusal]:
             )
         if not part.key:
             yield Refusal(
-                reason=f"table {part.name} has no primary key: changes of its rows can't be told apart",
+                reason=f"table {part.name} has no primary key: its rows have no name to be noted by",
                 remedy=f"alter table {part.name} add primary key (…)",
             )
         odd = [

@@ -284,5 +284,5 @@ def _further(
 
 
 def run(connection: Connection, query: sql.Composable) -> Any:
-    """Run a statement whose values are in its text; a % in it is no placeholder."""
+    """Run a statement whose values are in its text; a % in it is not a placeholder."""
     return connection.exec_driver_sql(query.as_string(), execution_options=AS_IS)

@@ -23,7 +23,7 @@ from shardids.replication.sides import Side
 
 GUARD: Final = "guard"
 SWITCHED: Final = "settle"
-"""The step from which on the key lives in the target: the move only goes on."""
+"""The first step after the switch: the key lives in the target, and the move only goes on."""
 
 Outcome = Literal["moved", "aborted"]
 

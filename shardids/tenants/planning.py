@@ -1,4 +1,4 @@
-"""What a key's move takes along, and whether it can be made. Changes nothing."""
+"""The plan of a key's move: the rows that it takes along, if nothing stands in its way. Changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardids.tenants.journal import KeyJournal, all_key_moves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPlan:
-    """What a move would take along, if nothing stands in its way: the number of rows of each table."""
+    """The rows that a move takes along, if nothing stands in its way: their number, by table."""
 
     kind: str
     key: str
@@ -39,7 +39,7 @@ class KeyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Both shards of a move, with engines of their own, though they may be on one node."""
+    """Both shards of a move, each with an engine, also where both are on one node."""
 
     source: Side
     target: Side

@@ -118,7 +118,7 @@ class Actions:
             self._catch_up()
 
     def remove_arrived(self) -> None:
-        """Remove what an attempt before has left in the target: it was committed, and not switched."""
+        """Remove the rows of an attempt before from the target: they were committed, and not switched."""
         self._arriving.close()
         remove_rows(self._target, self._family, self._schema, self._returns)
 

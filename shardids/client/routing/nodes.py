@@ -85,7 +85,7 @@ def settled(cluster: Shards, shards: Collection[int] | None) -> Placement:
     """Return the placement if statements over these shards, by default all, see each row once by it.
 
     Raises:
-        RowsUnsettled: a key's rows are just being moved between two shards, of which it is one.
+        RowsUnsettled: the rows of a key are just being moved from or to one of them.
     """
     placement = cluster.placement
     if placement.unsettled:
