@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 73529840107520
+    START WITH 73753178406912
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 73585674682369
+    START WITH 73809012981761
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2321,6 +2321,53 @@ COMMENT ON FUNCTION shardids.follow_writer(name name, conninfo text, publication
 
 
 --
+-- Name: forget_key(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.forget_key(move bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  note regprocedure;
+begin
+  for note in
+    select p.oid::regprocedure from pg_proc p
+    where p.pronamespace = 'shardids'::regnamespace and starts_with(p.proname, format('key_note_%s_', move))
+  loop
+    execute format('drop function %s', note);
+  end loop;
+  execute format('drop sequence if exists shardids.key_gate_%s', move);
+  delete from shardids.key_change c where c.move = forget_key.move;
+end
+$$;
+
+
+--
+-- Name: FUNCTION forget_key(move bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.forget_key(move bigint) IS 'Drops the gate and the notes of a key''s move';
+
+
+--
+-- Name: gate_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.gate_of(move bigint) RETURNS regclass
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN to_regclass(format('shardids.key_gate_%s'::text, move));
+
+
+--
+-- Name: FUNCTION gate_of(move bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.gate_of(move bigint) IS 'The sequence that is used once the barrier of a key is closed';
+
+
+--
 -- Name: grant_usage(integer[], name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2374,6 +2421,82 @@ CREATE FUNCTION shardids.granted_functions(shard integer) RETURNS text
                     format('set_aside_%s(regclass, integer, bigint)', shard), 'next_number(text, text, timestamptz)']) f (signature)
   where f.signature not like 'next\_number%' or to_regprocedure(format('%I.%s', shardids.schema_of(shard), f.signature)) is not null;
 $$;
+
+
+--
+-- Name: guard_key(bigint, integer, regclass, integer, text, text, text, boolean, name[], boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  passes constant text := format('shardids.pass_key(%L, %L, %L)', move, target, key);
+  notes constant text := format('shardids.key_note_%s_%s', move, part);
+  operation text;
+  condition text;
+begin
+  execute format(
+    'create or replace function %1$s() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as %2$L',
+    notes, format($body$
+declare
+  was boolean := false;
+  is_now boolean := false;
+begin
+  if tg_op <> 'INSERT' then
+    was := coalesce(%1$s, false);
+  end if;
+  if tg_op <> 'DELETE' then
+    is_now := coalesce(%2$s, false);
+  end if;
+  if was or is_now then
+    perform shardids.pass_key(%3$L::bigint, %4$L::integer, %5$L);
+  end if;
+  if %6$L and tg_op = 'UPDATE' and was <> is_now then
+    raise exception using errcode = 'SI008',
+      message = format('a row of table %%s can''t change its key while the rows of key %%L are being moved', tg_relid::regclass, %5$L),
+      hint = 'Wait until the move has ended: shardids tenant move --list';
+  end if;
+  if tg_op <> 'INSERT' then
+    insert into shardids.key_change (move, part, key) values (%3$L, %7$L, jsonb_build_object(%8$s));
+  end if;
+  if tg_op = 'INSERT' or tg_op = 'UPDATE' and (%9$s) is distinct from (%10$s) then
+    insert into shardids.key_change (move, part, key) values (%3$L, %7$L, jsonb_build_object(%11$s));
+  end if;
+  return null;
+end
+$body$, is_old, is_new, move, target, key, is_fixed, part,
+        (select string_agg(format('%L, old.%I', k, k), ', ') from unnest(keys) k),
+        (select string_agg(format('old.%I', k), ', ') from unnest(keys) k),
+        (select string_agg(format('new.%I', k), ', ') from unnest(keys) k),
+        (select string_agg(format('%L, new.%I', k, k), ', ') from unnest(keys) k)));
+  execute format('revoke execute on function %s() from public', notes);
+  foreach operation in array array['insert', 'update', 'delete'] loop
+    condition := case when not direct then ''
+                      else format('when (%s) ', case operation when 'insert' then is_new when 'delete' then is_old
+                                                else format('%s or %s', is_old, is_new) end) end;
+    if direct then
+      execute format('create or replace trigger shardids_key_%s_%s before %s on %s for each row %sexecute function %s',
+                     move, operation, operation, name, condition, passes);
+      execute format('alter table %s enable always trigger shardids_key_%s_%s', name, move, operation);
+    end if;
+    execute format('create or replace trigger shardids_key_%s_%s_note after %s on %s for each row %sexecute function %s()',
+                   move, operation, operation, name, condition, notes);
+    execute format('alter table %s enable always trigger shardids_key_%s_%s_note', name, move, operation);
+  end loop;
+  execute format('create or replace trigger shardids_key_%s_whole before truncate on %s for each statement execute function shardids.keep_whole(%L)',
+                 move, name, key);
+  execute format('alter table %s enable always trigger shardids_key_%s_whole', name, move);
+end
+$_$;
+
+
+--
+-- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) IS 'Lets writers of a key pass its barrier on a table, and notes the rows that they change';
 
 
 --
@@ -2803,6 +2926,30 @@ COMMENT ON FUNCTION shardids.keep_reference_key() IS 'Refuses changes of what fo
 
 
 --
+-- Name: keep_whole(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.keep_whole() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  raise exception using
+    errcode = 'SI008', hint = 'Wait until the move has ended: shardids tenant move --list. Or delete the rows.',
+    message = format('table %s can''t be emptied while rows of key %L are being moved [node "%s"]', tg_relid::regclass, tg_argv[0],
+                     (select n.name from shardids.node n));
+end
+$$;
+
+
+--
+-- Name: FUNCTION keep_whole(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.keep_whole() IS 'Refuses TRUNCATE of a table whose rows are being moved';
+
+
+--
 -- Name: late_id(regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2882,6 +3029,29 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) IS 'Flushes the log with a shard''s next offset, on PostgreSQL 17 and later';
+
+
+--
+-- Name: make_gate(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.make_gate(move bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  execute format('create sequence if not exists shardids.key_gate_%s', move);
+  execute format('alter sequence shardids.key_gate_%s owner to %I', move,
+                 (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids'));
+end
+$$;
+
+
+--
+-- Name: FUNCTION make_gate(move bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.make_gate(move bigint) IS 'Creates the gate of a key, open';
 
 
 --
@@ -3167,6 +3337,57 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.pass_barrier(shard integer, name regclass) IS 'Waits for the write barrier of a table, and is refused where a write would be, without a write';
+
+
+--
+-- Name: pass_key(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.pass_key() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform shardids.pass_key(tg_argv[0]::bigint, tg_argv[1]::integer, tg_argv[2]);
+  return case tg_op when 'DELETE' then old else new end;
+end
+$$;
+
+
+--
+-- Name: pass_key(bigint, integer, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.pass_key(move bigint, target integer, key text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  gate regclass := shardids.gate_of(move);
+begin
+  if gate is not null then
+    if not pg_try_advisory_xact_lock_shared(1936220545, move::integer) then
+      perform shardids.wait_for_lock(1936220545, move::integer, shared => true);
+    end if;
+    if pg_sequence_last_value(gate) is null then
+      return;
+    end if;
+  end if;
+  if exists (select from shardids.key_return r where r.move = pass_key.move) then
+    return;
+  end if;
+  raise exception using
+    errcode = 'SI017', message = format('key %L has moved to shard %s [node "%s"]', key, target, (select n.name from shardids.node n)),
+    detail = format('shard %s', target), hint = 'Read the directory of keys again and retry the transaction there.';
+end
+$$;
+
+
+--
+-- Name: FUNCTION pass_key(move bigint, target integer, key text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.pass_key(move bigint, target integer, key text) IS 'Waits for the barrier of a key, and refuses the key where it is closed or the key lives in another shard';
 
 
 --
@@ -4795,6 +5016,35 @@ COMMENT ON FUNCTION shardids.try_subscribing(conninfo text) IS 'Tests whether th
 
 
 --
+-- Name: unguard_key(bigint, regclass, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.unguard_key(move bigint, name regclass, refuses boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  trigger name;
+begin
+  for trigger in
+    select t.tgname from pg_trigger t
+    where t.tgrelid = name and starts_with(t.tgname, format('shardids_key_%s_', move))
+      and not (refuses and right(t.tgname, 7) in ('_insert', '_update', '_delete'))
+  loop
+    execute format('drop trigger %I on %s', trigger, name);
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION unguard_key(move bigint, name regclass, refuses boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.unguard_key(move bigint, name regclass, refuses boolean) IS 'Drops the triggers of a key on a table; with refuses, all but its refusal';
+
+
+--
 -- Name: unguard_part(regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -4990,6 +5240,7 @@ begin
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
     ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route, shardids_catalog.key_home,'
     ' shardids_catalog.key_home_gone, shardids_catalog.moved_key, shardids_catalog.moved_id_list to %I', role);
+  execute format('grant select (source, target, is_unsettled, ended_at) on shardids_catalog.key_move to %I', role);
   execute format('grant execute on function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text) to %I', role);
 end
 $$;
@@ -5454,6 +5705,55 @@ CREATE SEQUENCE shardids.before_4
 
 
 --
+-- Name: key_change; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.key_change (
+    move bigint NOT NULL,
+    part integer NOT NULL,
+    key jsonb NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() NOT NULL
+);
+
+
+--
+-- Name: TABLE key_change; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.key_change IS 'Primary keys of rows that changed in tables of a key that is being moved to another shard';
+
+
+--
+-- Name: COLUMN key_change.move; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.key_change.move IS 'The number of the move in shardids_catalog.key_move';
+
+
+--
+-- Name: COLUMN key_change.part; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.key_change.part IS 'The position of the table among those of the move';
+
+
+--
+-- Name: key_return; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.key_return (
+    move bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE key_return; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.key_return IS 'Moves of keys that have come back: their refusal is over';
+
+
+--
 -- Name: node; Type: TABLE; Schema: shardids; Owner: -
 --
 
@@ -5857,6 +6157,94 @@ CREATE TABLE shardids_catalog.key_home_gone (
 --
 
 COMMENT ON TABLE shardids_catalog.key_home_gone IS 'Keys that were in the directory, for those who read only its changes';
+
+
+--
+-- Name: key_move; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.key_move (
+    id bigint NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    source integer NOT NULL,
+    target integer NOT NULL,
+    choices jsonb NOT NULL,
+    step text NOT NULL,
+    is_unsettled boolean DEFAULT false NOT NULL,
+    epoch uuid NOT NULL,
+    rows bigint,
+    started_at timestamp with time zone DEFAULT now() NOT NULL,
+    switched_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    outcome text,
+    CONSTRAINT key_move_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT key_move_check1 CHECK ((target <> source)),
+    CONSTRAINT key_move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
+);
+
+
+--
+-- Name: TABLE key_move; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.key_move IS 'Moves of keys, with their rows, between shards';
+
+
+--
+-- Name: COLUMN key_move.choices; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.choices IS 'What the caller said: the root with its column, further columns that hold its key, tables that stay';
+
+
+--
+-- Name: COLUMN key_move.step; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.step IS 'The last step that was begun';
+
+
+--
+-- Name: COLUMN key_move.is_unsettled; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.is_unsettled IS 'Whether rows of the key may be in both shards, or only some of them in one';
+
+
+--
+-- Name: COLUMN key_move.epoch; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.epoch IS 'Of the leases of the command that works at the move, or last did';
+
+
+--
+-- Name: COLUMN key_move.rows; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.rows IS 'How many rows the key had when its home was switched';
+
+
+--
+-- Name: COLUMN key_move.switched_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.switched_at IS 'When the directory of keys got the new home';
+
+
+--
+-- Name: key_move_id_seq; Type: SEQUENCE; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE shardids_catalog.key_move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME shardids_catalog.key_move_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 
 --
@@ -6558,9 +6946,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385066961387651074);
-INSERT INTO shard_0000.kept VALUES (385066961387651075);
-INSERT INTO shard_0000.kept VALUES (385066961387651076);
+INSERT INTO shard_0000.kept VALUES (385073406476812290);
+INSERT INTO shard_0000.kept VALUES (385073406476812291);
+INSERT INTO shard_0000.kept VALUES (385073406476812292);
 
 
 --
@@ -6578,7 +6966,19 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 
 
 --
+-- Data for Name: key_change; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
 -- Data for Name: key_home; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_return; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
 
@@ -6600,8 +7000,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713221458684244088/5/16889', 1, 3393409542665535488, '757', '2026-11-28 13:58:37.750642+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713221458684244088/5/16889', 1, 3393409542665535488, '758', '2026-11-28 13:58:37.761919+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713228058306303679/5/16916', 1, 3631656120218550272, '757', '2026-11-28 14:24:14.346959+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713228058306303679/5/16916', 1, 3631656120218550272, '758', '2026-11-28 14:24:14.372553+00', NULL);
 
 
 --
@@ -6627,7 +7027,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 13:58:37.536038+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 14:24:14.114776+00');
 
 
 --
@@ -6638,6 +7038,12 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 
 --
 -- Data for Name: key_home_gone; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_move; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -6676,7 +7082,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 13:58:37.77358+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:24:14.397183+00', NULL);
 
 
 --
@@ -6777,7 +7183,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3393409634472653281, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3631656212027204694, true);
 
 
 --
@@ -6791,7 +7197,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3393409634472653246, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3631656212027204637, true);
 
 
 --
@@ -6826,7 +7232,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91807117745, true);
+SELECT pg_catalog.setval('shardids.step_1', 91808654342, true);
 
 
 --
@@ -6861,7 +7267,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91807117758, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91808654365, true);
 
 
 --
@@ -6869,6 +7275,13 @@ SELECT pg_catalog.setval('shardids.step_latest', 91807117758, true);
 --
 
 SELECT pg_catalog.setval('shardids_catalog.adoption_id_seq', 1, false);
+
+
+--
+-- Name: key_move_id_seq; Type: SEQUENCE SET; Schema: shardids_catalog; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids_catalog.key_move_id_seq', 1, false);
 
 
 --
@@ -6908,6 +7321,14 @@ ALTER TABLE ONLY shard_0001.shardids_version
 
 ALTER TABLE ONLY shardids.key_home
     ADD CONSTRAINT key_home_pkey PRIMARY KEY (kind, key);
+
+
+--
+-- Name: key_return key_return_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.key_return
+    ADD CONSTRAINT key_return_pkey PRIMARY KEY (move);
 
 
 --
@@ -6988,6 +7409,14 @@ ALTER TABLE ONLY shardids_catalog.key_home_gone
 
 ALTER TABLE ONLY shardids_catalog.key_home
     ADD CONSTRAINT key_home_pkey PRIMARY KEY (kind, key);
+
+
+--
+-- Name: key_move key_move_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_move
+    ADD CONSTRAINT key_move_pkey PRIMARY KEY (id);
 
 
 --
@@ -7175,6 +7604,13 @@ ALTER TABLE ONLY shardids_catalog.skipped
 
 
 --
+-- Name: key_change_xact; Type: INDEX; Schema: shardids; Owner: -
+--
+
+CREATE INDEX key_change_xact ON shardids.key_change USING btree (move, xact);
+
+
+--
 -- Name: adoption_under_way; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -7203,6 +7639,27 @@ CREATE INDEX key_home_version_idx ON shardids_catalog.key_home USING btree (vers
 
 
 --
+-- Name: key_move_kind_key_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX key_move_kind_key_idx ON shardids_catalog.key_move USING btree (kind, key) WHERE (ended_at IS NULL);
+
+
+--
+-- Name: key_move_source_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_move_source_idx ON shardids_catalog.key_move USING btree (source) WHERE (ended_at IS NULL);
+
+
+--
+-- Name: key_move_target_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_move_target_idx ON shardids_catalog.key_move USING btree (target) WHERE (ended_at IS NULL);
+
+
+--
 -- Name: loss_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
@@ -7228,6 +7685,13 @@ CREATE INDEX placement_node_idx ON shardids_catalog.placement USING btree (node)
 --
 
 CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON shardids_catalog.key_home FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.homes_changed();
+
+
+--
+-- Name: key_move changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER UPDATE OF is_unsettled ON shardids_catalog.key_move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
 
 
 --
@@ -7747,6 +8211,20 @@ REVOKE ALL ON FUNCTION shardids.follow_writer(name name, conninfo text, publicat
 
 
 --
+-- Name: FUNCTION forget_key(move bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.forget_key(move bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION gate_of(move bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.gate_of(move bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION grant_usage(shards integer[], role name); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -7758,6 +8236,13 @@ REVOKE ALL ON FUNCTION shardids.grant_usage(shards integer[], role name) FROM PU
 --
 
 REVOKE ALL ON FUNCTION shardids.granted_functions(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) FROM PUBLIC;
 
 
 --
@@ -7852,6 +8337,13 @@ REVOKE ALL ON FUNCTION shardids.keep_reference_key() FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION keep_whole(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.keep_whole() FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -7870,6 +8362,13 @@ REVOKE ALL ON FUNCTION shardids.lock_tables(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION make_gate(move bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.make_gate(move bigint) FROM PUBLIC;
 
 
 --
@@ -7912,6 +8411,20 @@ REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.pass_barrier(shard integer, name regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION pass_key(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.pass_key() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION pass_key(move bigint, target integer, key text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.pass_key(move bigint, target integer, key text) FROM PUBLIC;
 
 
 --
@@ -8178,6 +8691,13 @@ REVOKE ALL ON FUNCTION shardids.takes_reference_writes(name name) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.try_subscribing(conninfo text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION unguard_key(move bigint, name regclass, refuses boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.unguard_key(move bigint, name regclass, refuses boolean) FROM PUBLIC;
 
 
 --
