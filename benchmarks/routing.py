@@ -165,7 +165,7 @@ def _keyed(clusters: Mapping[str, Cluster], rounds: int) -> list[dict[str, Measu
     """Measure a select by key, naming a shard by key, and finding the shards of many keys."""
     keys = [f"writer {n}" for n in range(USERS)]
 
-    def selected(cluster: Cluster) -> Callable[[], object]:
+    def selected(cluster: Cluster) -> Callable[[], float]:
         wanted = cycle(keys)
 
         def select_one() -> None:
@@ -174,11 +174,11 @@ def _keyed(clusters: Mapping[str, Cluster], rounds: int) -> list[dict[str, Measu
 
         return _repeated(select_one, GETS)
 
-    def named(cluster: Cluster) -> Callable[[], object]:
+    def named(cluster: Cluster) -> Callable[[], float]:
         wanted = cycle(keys)
         return _repeated(lambda: cluster.at(key=next(wanted)), 1000, process_time)
 
-    def found(cluster: Cluster) -> Callable[[], object]:
+    def found(cluster: Cluster) -> Callable[[], float]:
         return _repeated(lambda: cluster.homes.shards_for(keys, SHARDS), 10, process_time)
 
     whats = {
