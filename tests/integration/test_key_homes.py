@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Timer
@@ -11,21 +12,25 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from click.testing import Result
 from sqlalchemy import ForeignKey, event, insert, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from typer.testing import CliRunner
 
 from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.catalog.keys import homes as directory
 from shardids.catalog.keys.copies import bring_homes
 from shardids.catalog.keys.homes import drop_home, home_of, homes, put_home
 from shardids.catalog.keys.known import KnownHomes, digest_of, key_text, kind_of, parse_key
-from shardids.catalog.keys.moved_ids import keys_of_ids, list_ids
+from shardids.catalog.keys.moved_ids import keys_of_ids, list_ids, move_old_ids
+from shardids.catalog.old_ids import fill_directory, write_old_ids
 from shardids.catalog.region_changes import create_region, drop_region
 from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog
-from shardids.catalog.topology import shard_for_key
+from shardids.catalog.topology import OldIdRule, shard_for_key
+from shardids.cli import app
 from shardids.errors import (
     BadArgument,
     ClusterConflict,
@@ -36,6 +41,8 @@ from shardids.errors import (
 )
 from shardids.ids.layout import DEFAULT
 from shardids.migrate.install import provision
+from shardids.watch import doctor
+from shardids.watch.facts.rows import ShardingKey
 from tests.conftest import dsn
 from tests.support.clusters import catalog_at, connected
 from tests.support.waiting import wait_for
@@ -452,3 +459,136 @@ def test_a_catalog_that_is_down_leaves_what_is_known(
         assert client.shard_of(ids[1]) == ELSEWHERE
         with pytest.raises(ConnectionFailed):
             client.shard_of(ids[-1])
+
+
+@pytest.fixture
+def run(cluster_url: URL) -> Callable[..., Result]:
+    def run(*words: str, code: int = 0) -> Result:
+        environment = {"SHARDIDS_CATALOG": dsn(cluster_url), "COLUMNS": "200"}
+        ran = CliRunner().invoke(app, [*words], env=environment, prog_name="shardids")
+        assert ran.exit_code == code, ran.output
+        return ran
+
+    return run
+
+
+def test_the_command_line_shows_tenants(
+    catalog: Catalog, cluster: Cluster, run: Callable[..., Result]
+) -> None:
+    assert "Every key lives in the shard of its hash" in run("tenant", "list").stderr
+    put_home(catalog, "text", "ann", ELSEWHERE)
+    wait_for(lambda: cluster.shard_for("ann") == ELSEWHERE, "the directory")
+    with cluster.sharded_session() as session:
+        users = [User(name="ann"), User(name="ann"), User(name="bob")]
+        session.add_all(users)
+        session.flush()
+        session.add_all([Photo(user_id=users[0].id) for _ in range(5)])
+        session.commit()
+        ann_id = users[0].id
+    (listed,) = json.loads(run("tenant", "list", "--json").stdout)
+    assert (listed["key"], listed["kind"], listed["shard"]) == ("ann", "text", ELSEWHERE)
+    assert run("tenant", "list", "--shard", str(ANN)).stdout == ""
+    shown = run("tenant", "show", "ann", "--key", "users.name").stdout
+    assert f"ann: lives in shard {ELSEWHERE} since" in shown
+    assert "7 rows" in shown
+    found = json.loads(run("tenant", "show", "ann", "--key", "users.name", "--json").stdout)
+    assert {one["table"]: one["rows"] for one in found["tables"]} == {"photos": 5, "users": 2}
+    assert (
+        f"bob: lives in shard {shard_for_key('bob', 8)}, by its hash" in run("tenant", "show", "bob").stdout
+    )
+    (busy,) = json.loads(run("tenant", "top", str(ELSEWHERE), "--key", "users.name", "--json").stdout)
+    assert (busy["key"], busy["rows"], busy["share"], busy["table"]) == ("ann", 7, 1.0, "photos")
+    assert "no table of" in run("tenant", "show", "ann", "--key", "users.nothing", code=2).stderr
+    assert "which columns hold the keys" in run("tenant", "top", "1", code=2).stderr
+    assert (
+        "'five' is not a key of kind bigint"
+        in run("tenant", "show", "five", "--kind", "bigint", code=2).stderr
+    )
+    # An ID that was born elsewhere.
+    with catalog.engine.begin() as connection:
+        list_ids(connection, "text", "ann", [ann_id], shard=ELSEWHERE)
+    other = (ELSEWHERE + 1) % 8
+    put_home(catalog, "text", "ann", other)
+    decoded = run("id", "decode", str(ann_id)).stdout
+    assert f"born in {ELSEWHERE}; its tenant ann lives in {other}, on node" in decoded
+    (told,) = json.loads(run("id", "decode", str(ann_id), "--json").stdout)
+    assert told["shard"] == ELSEWHERE
+    assert told["lives"]["shard"] == other
+    assert f"shard {ELSEWHERE}, too" in run("tenant", "show", "ann").stdout
+
+
+def test_the_doctor_names_old_copies_and_homeless_keys(
+    catalog: Catalog, cluster: Cluster, cluster_urls: dict[str, URL], run: Callable[..., Result]
+) -> None:
+    def found(*checks: str) -> set[tuple[str, tuple[str, ...]]]:
+        report = doctor.examine(catalog, checks or None)
+        return {(one.check, one.nodes) for one in report.findings}
+
+    put_home(catalog, "text", "ann", ELSEWHERE)
+    assert found("directory-copy", "key-homeless") == {("directory-copy", ("a",)), ("directory-copy", ("b",))}
+    assert json.loads(run("tenant", "sync", "--json").stdout) == {"a": 1, "b": 1}
+    assert found("directory-copy", "key-homeless") == set()
+    with connected(cluster_urls["b"]) as connection:
+        connection.execute("update shardids.key_home set shard = shard + 1")
+    assert found("directory-copy") == {("directory-copy", ("b",))}
+    assert json.loads(run("tenant", "sync", "--json").stdout) == {"a": 0, "b": 1}
+    assert found("directory-copy") == set()
+    with connected(cluster_urls["a"]) as connection:
+        connection.execute(
+            "update shardids_catalog.placement set state = 'lost' where shard = %s", [ELSEWHERE]
+        )
+        assert found("key-homeless") == {("key-homeless", ())}
+        connection.execute(
+            "update shardids_catalog.placement set state = 'active' where shard = %s", [ELSEWHERE]
+        )
+
+
+def test_the_doctor_knows_rows_that_came_with_their_key(catalog: Catalog, cluster: Cluster) -> None:
+    there = f"shard_{ELSEWHERE:04d}"
+    with cluster.session(shard=ANN) as session:
+        theirs, stray = session.execute(
+            text(f"select shard_{ANN:04d}.next_id(), shard_{ANN:04d}.next_id()")
+        ).one()
+    with cluster.engine(cluster.node_of(ELSEWHERE)).begin() as connection:
+        connection.execute(text(f"insert into {there}.users values ({theirs}, 'ann')"))
+    keys = [ShardingKey(table_name="users", column_name="name")]
+    checks = ["row-in-wrong-shard", "key-in-wrong-shard"]
+    before = {one.check for one in doctor.examine(catalog, checks, keys).findings}
+    assert before == {"row-in-wrong-shard", "key-in-wrong-shard"}
+    with catalog.engine.begin() as connection:
+        list_ids(connection, "text", "ann", [theirs], shard=ANN)
+        directory.write_home(connection, "text", "ann", ELSEWHERE)
+    bring_homes(catalog).all()
+    assert doctor.examine(catalog, checks, keys).findings == ()
+    with cluster.engine(cluster.node_of(ELSEWHERE)).begin() as connection:
+        connection.execute(text(f"insert into {there}.users values ({stray}, 'ann')"))
+    (finding,) = doctor.examine(catalog, checks, keys).findings
+    assert f"1 of 2 rows read in shard {ELSEWHERE}" in finding.what
+    assert str(stray) in finding.what
+
+
+def test_old_ids_follow_their_key(catalog: Catalog, cluster_url: URL) -> None:
+    with catalog.engine.begin() as connection:
+        write_old_ids(
+            connection,
+            rules=[
+                OldIdRule(table="users", column="id", rule="key"),
+                OldIdRule(table="photos", column="id", rule="directory"),
+            ],
+        )
+        fill_directory(connection, "photos", [*((id_, 1) for id_ in range(100)), (70_000, 1)])
+    with Cluster.connect(cluster_url) as cluster:
+        there = cluster.at(id=5, of="users").number
+        assert there == shard_for_key(5, 8)
+        assert [cluster.shard_of(id_, of="photos") for id_ in (7, 8, 70_000)] == [1, 1, 1]
+        with catalog.engine.begin() as connection:
+            move_old_ids(connection, "photos", {7: 3, 70_000: 3})
+            move_old_ids(connection, "users", {5: 3})
+            directory.write_home(connection, "bigint", 5, (there + 1) % 8)
+        wait_for(lambda: cluster.at(id=5, of="users").number == (there + 1) % 8, "the directory")
+        assert [cluster.shard_of(id_, of="photos") for id_ in (7, 8, 70_000)] == [3, 1, 3]
+        with (
+            catalog.engine.begin() as connection,
+            pytest.raises(BadArgument, match="can't be in a directory"),
+        ):
+            move_old_ids(connection, "photos", {7: 8})

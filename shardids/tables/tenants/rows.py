@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from psycopg import sql
 from sqlalchemy import Connection, text
@@ -157,7 +157,7 @@ def rows_of_key(catalog: Catalog, shard: int, key: Key, columns: Sequence[str]) 
         return [
             RowsOfKey(table=path.table, **row)
             for path in paths
-            for row in reader.rows(_counted(schema, path, key).as_string(), dict)
+            for row in _rows(reader, _counted(schema, path, key))
         ]
 
 
@@ -185,7 +185,7 @@ def busy_keys(
         since = max(now_ms - last_ms - description.layout.epoch_ms, 0)
         lowest = description.layout.encode(ms=since, shard=shard)
         for path in paths:
-            for row in reader.rows(_newest(schema, path, ids[path.table], lowest).as_string(), dict):
+            for row in _rows(reader, _newest(schema, path, ids[path.table], lowest)):
                 counted.setdefault((path.kind, row["key"]), {})[path.table] = row["rows"]
     return _busiest(counted, limit)
 
@@ -215,6 +215,13 @@ def _node_of(catalog: Catalog, shard: int) -> Iterator[tuple[Connection, Reader]
         reading_as_reader(nodes[node.name], f'node "{node.name}"') as reader,
     ):
         yield connection, reader
+
+
+def _rows(reader: Reader, query: sql.Composed) -> list[dict[str, Any]]:
+    def row(**values: Any) -> dict[str, Any]:
+        return values
+
+    return reader.rows(query.as_string(), row)
 
 
 def _joined(schema: str, path: KeyPath) -> tuple[sql.Composed, sql.Composed]:
