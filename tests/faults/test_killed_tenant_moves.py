@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator
 
@@ -30,7 +31,8 @@ from tests.support.tenants import (
 )
 
 SHARDS = 4
-ROWS, KILLS = (1_000_000, 20) if LONG else (5_000, 3)
+ROWS = int(os.environ.get("SHARDIDS_FAULTS_ROWS", "1000000" if LONG else "5000"))
+KILLS = 20 if LONG else 3
 STEPS = ("guard", "copy", "announce", "switch", "settle", "remove", "clean")
 
 KILLED = """
@@ -143,9 +145,14 @@ def test_a_million_rows_under_500_writes_a_second(nodes: TwoNodes) -> None:
         began = time.monotonic()
         written = sum(len(one.took_s) for one in writers.written)
         done = tenants.move(nodes.catalog, name, other_shard(nodes, name), CHOICES)
-        (sum(len(one.took_s) for one in writers.written) - written) / (time.monotonic() - began)
+        made = sum(len(one.took_s) for one in writers.written) - written
+        rate = made / (time.monotonic() - began)
         during = sorted(beside.written[0].took_s)
-    [some[int(len(some) * 0.99)] * 1000 for some in (before, during)]
+    p99 = [some[int(len(some) * 0.99)] * 1000 for some in (before, during)]
+    sys.stdout.write(
+        f"{done.seconds:.1f} s, {rate:.0f} writes/s; pause {done.pause_ms:.0f} ms; several shards refused for"
+        f" {done.unsettled_ms:.0f} ms; p99 of another key {p99[0]:.1f} ms before, {p99[1]:.1f} ms meanwhile\n"
+    )
     assert done.pause_ms is not None
     assert done.pause_ms <= 1000
     assert_once(nodes, name, tenant, writers)

@@ -19,6 +19,7 @@ from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepBegun, StepDone
 from shardids.tables.views import refresh_query_node
 from tests.support.clusters import command_here
+from tests.support.lengths import long
 from tests.support.moves import TwoNodes, schema, two_nodes
 from tests.support.tenants import (
     CHOICES,
@@ -233,7 +234,7 @@ def test_rows_are_refused_while_they_are_on_their_way(nodes: TwoNodes) -> None:
     assert_once(nodes, name, tenant)
 
 
-@pytest.mark.parametrize("step", ["guard", "copy", "announce"])
+@pytest.mark.parametrize("step", [long("guard"), long("copy"), "announce"])
 def test_an_interrupted_move_is_undone(nodes: TwoNodes, step: str) -> None:
     name = f"undone {step}"
     tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
@@ -257,7 +258,7 @@ def test_an_interrupted_move_is_undone(nodes: TwoNodes, step: str) -> None:
         assert connection.execute("select count(*) from shardids.lease").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("step", ["copy", "switch", "settle", "remove"])
+@pytest.mark.parametrize("step", [long("copy"), "switch", long("settle"), long("remove")])
 def test_an_interrupted_move_is_resumed(nodes: TwoNodes, step: str) -> None:
     name = f"resumed {step}"
     tenant, target = new_tenant(nodes, name), other_shard(nodes, name)
@@ -390,6 +391,30 @@ def test_a_client_with_a_stale_route_is_sent_on(nodes: TwoNodes) -> None:
             cluster.at(shard=source).run(add)
         cluster.at(key=name).run(add)
     assert "by a stale route" in {row[2] for row in rows_of(nodes, target, tenant)["users"]}
+
+
+def test_numbers_for_people_go_on_where_they_were(nodes: TwoNodes) -> None:
+    name = "numbered"
+    new_tenant(nodes, name)
+    source, target = home(nodes, name), other_shard(nodes, name)
+
+    def draw(shard: int) -> str:
+        with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+            query = f"select {schema(shard)}.next_number(%s, 'order', '2026-11-22 12:00Z')"
+            return str(connection.execute(query, [name]).fetchone()[0])
+
+    define = "select shardids.define_counter(%s, kind => 'order', per => 'day')"
+    with nodes.connected(nodes.catalog.node_of(source).name) as connection:
+        connection.execute(define, [source])
+    assert draw(source) == "numbered-2026-11-22-0001"
+    with pytest.raises(MoveRefused, match="lacks 3 tables with rows of the key: shardids_counter"):
+        tenants.move(nodes.catalog, name, target, CHOICES)
+    with nodes.connected(nodes.catalog.node_of(target).name) as connection:
+        connection.execute(define, [target])
+    tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK)
+    assert draw(target) == "numbered-2026-11-22-0002"
+    with pytest.raises(psycopg.Error, match=f"has moved to shard {target}"):
+        draw(source)
 
 
 def said(*arguments: str) -> str:
