@@ -65,6 +65,7 @@ class Arriving:
         self._family = family
         self._returns = list(returns)
         self._connection: Connection | None = None
+        self._process: int | None = None
         self._moment = ""
         self._always: Mapping[str, frozenset[str]] = {}
         self._unlisted: set[int] = set()
@@ -88,7 +89,9 @@ class Arriving:
         """
         self.close()
         self._connection = self._target.engine.connect()
-        self._connection.begin()
+        # It ends with the transaction.
+        self._connection.detach()
+        self._process = self._connection.scalar(text("select pg_backend_pid()"))
         self._connection.execute(_SETTINGS)
         # Of look-up columns there are none: see examining.
         self._connection.execute(_RETURN, {"moves": self._returns})
@@ -308,14 +311,25 @@ class Arriving:
     def commit(self) -> None:
         """Make the rows visible."""
         self._arrival.commit()
+        self._process = None
         self.close()
 
     def close(self) -> None:
-        """End the transaction; roll it back unless it was committed. Idempotent."""
+        """End the transaction; roll it back unless it was committed. Idempotent.
+
+        After a COMMIT that got no answer it returns when the server has ended it, one way or the other.
+
+        Raises:
+            ConnectionFailed: the server does not answer.
+        """
         if self._connection is not None:
             with suppress(ShardidsError, SQLAlchemyError):
                 self._connection.close()
             self._connection = None
+        if self._process is not None:
+            with self._target.autocommit() as connection:
+                connection.execute(_END, {"process": self._process})
+            self._process = None
 
 
 def _sqlstate(error: StatementFailed | DBAPIError) -> str | None:
@@ -338,8 +352,7 @@ def _keys(part: Part, keys: Sequence[Any]) -> sql.Composed:
     """Return noted primary keys as the relation k."""
     types = {column.name: column.type for column in part.columns}
     columns = sql.SQL(", ").join(
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(types[name]))  # type: ignore[arg-type]  # as PostgreSQL writes it
-        for name in part.key
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in part.key
     )
     return sql.SQL("jsonb_to_recordset({}::jsonb) as k ({})").format(sql.Literal(json.dumps(keys)), columns)
 
@@ -350,6 +363,9 @@ def _same_key(part: Part, one: str, other: str) -> sql.Composable:
     )
 
 
+_END: Final = text("""
+    select pg_terminate_backend(a.pid, 10000) from pg_stat_activity a
+    where a.pid = :process and starts_with(a.application_name, 'shardids_key_')""")
 _RETURN: Final = text("""
     insert into shardids.key_return (move) select unnest(cast(:moves as bigint[])) on conflict do nothing""")
 _ALWAYS: Final = text("""

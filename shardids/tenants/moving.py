@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from shardids.catalog.leases import OnBusy
@@ -255,4 +255,5 @@ def _opened(
         try:
             yield _Mover(journal, actions, report)
         finally:
-            arriving.close()
+            with suppress(ShardidsError):
+                arriving.close()
