@@ -150,7 +150,7 @@ class Arriving:
             hint="Undo the move with --abort, and change the rows or the table.",
         )
 
-    def ids(self) -> Iterator[list[int]]:
+    def ids(self) -> Iterator[Sequence[int]]:
         """Yield the IDs of all rows that have arrived, some ten thousand at a time."""
         self._unlisted.clear()
         for part in self._family.parts:
@@ -242,7 +242,7 @@ class Arriving:
                     sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
                     for name in free or part.key[:1]
                 )
-                action = sql.SQL("update set {} where {}").format(
+                action: sql.Composable = sql.SQL("update set {} where {}").format(
                     settings, self._family.owns(part, "a", self._schema)
                 )
             else:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Literal, Self
 from uuid import UUID
 
@@ -196,14 +197,14 @@ class KeyJournal:
         """
         with ExitStack() as kept:
             for shard, (node, engine) in sorted(sides.items()):
-                side = Side(name=node, engine=engine)
+                clear = partial(_end_sessions, Side(name=node, engine=engine), former)
                 kept.enter_context(
                     self.leases.held(
                         {node: engine},
                         shard,
                         on_busy=on_busy,
                         takes_over=former is not None,
-                        clear=lambda _node, side=side: side.end_sessions(former) if former else None,
+                        clear=clear,
                         is_kept=lambda: self.is_open,
                     )
                 )
@@ -307,6 +308,11 @@ class KeyJournal:
             raise MoveFailed(
                 f"the journal's entry of key {self._key!r} was taken over, or closed, by another process"
             )
+
+
+def _end_sessions(side: Side, name: str | None, _node: str) -> None:
+    if name is not None:
+        side.end_sessions(name)
 
 
 def _lives(connection: Connection, epoch: UUID) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from psycopg import sql
@@ -62,9 +63,7 @@ class Leaving:
                 "keys": list(part.key),
                 "is_fixed": part.is_fixed,
             }
-            with_locks(
-                self.side, _GUARD, values, on_wait=lambda attempt, part=part: on_wait(attempt, part.name)
-            )
+            with_locks(self.side, _GUARD, values, on_wait=partial(_named, on_wait, part.name))
 
     def _name(self, part: Part) -> str:
         return sql.Identifier(self._family.schema, part.name).as_string()
@@ -105,6 +104,10 @@ class Leaving:
         They are found by paths to the root's row, which goes last.
         """
         return remove_rows(self.side, self._family, self._family.schema, [self.move], on_removed)
+
+
+def _named(on_wait: OnWait, table: str, attempt: int) -> None:
+    on_wait(attempt, f"writers keep table {table}")
 
 
 def remove_rows(
