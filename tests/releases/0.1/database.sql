@@ -6946,9 +6946,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385073406476812290);
-INSERT INTO shard_0000.kept VALUES (385073406476812291);
-INSERT INTO shard_0000.kept VALUES (385073406476812292);
+INSERT INTO shard_0000.kept VALUES (385082249730588674);
+INSERT INTO shard_0000.kept VALUES (385082249730588675);
+INSERT INTO shard_0000.kept VALUES (385082249730588676);
 
 
 --
@@ -7000,8 +7000,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713228058306303679/5/16916', 1, 3631656120218550272, '757', '2026-11-28 14:24:14.346959+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713228058306303679/5/16916', 1, 3631656120218550272, '758', '2026-11-28 14:24:14.372553+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713237113990378682/5/16916', 1, 3175262037668265984, '757', '2026-11-28 14:59:22.775115+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713237113990378682/5/16916', 1, 3175262037668265984, '758', '2026-11-28 14:59:22.788365+00', NULL);
 
 
 --
@@ -7027,7 +7027,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 14:24:14.114776+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 14:59:22.496473+00');
 
 
 --
@@ -7082,7 +7082,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:24:14.397183+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:59:22.797082+00', NULL);
 
 
 --
@@ -7183,7 +7183,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3631656212027204694, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3175262129479028802, true);
 
 
 --
@@ -7197,7 +7197,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3631656212027204637, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3175262129479028768, true);
 
 
 --
@@ -7232,7 +7232,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91808654342, true);
+SELECT pg_catalog.setval('shardids.step_1', 91810762770, true);
 
 
 --
@@ -7267,7 +7267,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91808654365, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91810762784, true);
 
 
 --
