@@ -64,6 +64,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "orm": (orm.run, 15),
     "answers": (answers.run, 15),
     "routing": (routing.run, 151),
+    "tenants": (routing.tenants, 101),
     "newest": (routing.newest, 100),
     "one-row": (routing.one_row, 41),
     "twophase": (twophase.run, 15),

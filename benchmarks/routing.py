@@ -38,6 +38,7 @@ GETS = 20
 COMMITS = 20
 FAN_OUTS = 4
 USERS = 500
+KEYS = 1_000_000
 MOST_MB = 5.0
 NO_SETTINGS: Final[Mapping[str, str]] = {}
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
@@ -117,6 +118,82 @@ def run(rounds: int) -> Section:
             Ratio(name=f"statements per node for {USERS} rows by ID", value=statements / 2, at_most=1),
         ),
     )
+
+
+def tenants(rounds: int) -> Section:
+    """Measure routing by key with a million keys in the directory of keys, against none."""
+    with _cluster(SHARDS) as urls, Cluster.connect(urls[0], listen=False) as without:
+        _fill(without, range(1))
+        with create_engine(parse_url(urls[0])).begin() as connection:
+            for statement in _MANY_KEYS:
+                connection.execute(text(statement))
+        began = perf_counter()
+        with Cluster.connect(urls[0], listen=False) as with_keys:
+            read_s = perf_counter() - began
+            pairs = {"no keys": without, f"{KEYS:,} keys": with_keys}
+            assert with_keys.shard_for("tenant 7") == 7
+            assert with_keys.shard_for("writer 7") == without.shard_for("writer 7")
+            measures = _keyed(pairs, rounds)
+            size = with_keys.homes.size_bytes / KEYS
+    gets, named, bulk = (list(one.values()) for one in measures)
+    return Section(
+        title="Routing by key with a directory of keys",
+        conditions=f"{KEYS:,} keys in the directory, {SHARDS} shards on two servers on one machine, {rounds}"
+        " rounds. A session gets rows by a criterion on its key; a shard is named by a key; the shards of"
+        f" {USERS} keys are found at once.",
+        measures=(*gets, *named, *bulk),
+        ratios=(
+            ratio(gets[1], gets[0], at_most=1.05),
+            ratio(named[1], named[0]),
+            ratio(bulk[1], bulk[0]),
+            Ratio(name="memory per key, bytes", value=size, at_most=32),
+            Ratio(name="connecting, s", value=read_s),
+        ),
+    )
+
+
+_MANY_KEYS: Final = (
+    # Without the triggers of each row.
+    "set local session_replication_role = replica",
+    "update shardids_catalog.cluster set version = version + 1, homes_version = version + 1",
+    "insert into shardids_catalog.key_home (kind, key, shard, version)"
+    f" select 'text', 'tenant ' || n, n % {SHARDS}, 2 from generate_series(1, {KEYS}) n",
+)
+
+
+def _keyed(clusters: Mapping[str, Cluster], rounds: int) -> list[dict[str, Measure]]:
+    """Measure a select by key, naming a shard by key, and finding the shards of many keys."""
+    keys = [f"writer {n}" for n in range(USERS)]
+
+    def selected(cluster: Cluster) -> Callable[[], float]:
+        wanted = cycle(keys)
+
+        def select_one() -> None:
+            with cluster.session(key=(key := next(wanted))) as session:
+                session.scalars(select(Note).where(Note.writer == key).limit(1)).all()
+
+        return _repeated(select_one, GETS)
+
+    def named(cluster: Cluster) -> Callable[[], float]:
+        wanted = cycle(keys)
+        return _repeated(lambda: cluster.at(key=next(wanted)), 1000, process_time)
+
+    def found(cluster: Cluster) -> Callable[[], float]:
+        return _repeated(lambda: cluster.homes.shards_for(keys, SHARDS), 10, process_time)
+
+    whats = {
+        "a session by key, one select": selected,
+        "at(key=…)": named,
+        f"the shards of {USERS} keys": found,
+    }
+    return [
+        interleaved(
+            {f"{what}, {name}": measured(cluster) for name, cluster in clusters.items()},
+            rounds=rounds,
+            unit="ms",
+        )
+        for what, measured in whats.items()
+    ]
 
 
 def newest(rounds: int) -> Section:

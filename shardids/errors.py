@@ -77,6 +77,16 @@ class ShardMoved(ShardFenced):
     sqlstate = "SI003"
 
 
+class KeyMoved(ShardidsError):
+    """The rows of a key live in another shard now; nothing was written.
+
+    ``shard`` is that shard, as far as the old one knows it.
+    """
+
+    sqlstate = "SI017"
+    shard: int | None = None
+
+
 class CopyNotActivated(ShardidsError):
     """This database is a copy of the one that was activated; it issues no IDs until it is activated."""
 
@@ -121,6 +131,13 @@ class TransactionEnded(ShardidsError):
     """``shardids transactions --resolve`` rolled the transaction on several nodes back before its COMMIT."""
 
     sqlstate = "SI010"
+
+
+class RowsUnsettled(ShardidsError):
+    """Rows of a key are just being moved: statements over several shards would see them twice or in part.
+
+    Nothing was read; repeated a moment later, the statement is answered.
+    """
 
 
 class NumbersExhausted(ShardidsError):
@@ -267,7 +284,18 @@ BY_SQLSTATE: dict[str, type[ShardidsError]] = {
 """The class of each SQLSTATE: the one that names the state itself, not those that inherit it."""
 
 
-def from_database(sqlstate: str | None, message: str, hint: str = "") -> ShardidsError | None:
-    """Return the exception for an error that the database raised; ``None`` if it is not of class SI."""
+def from_database(
+    sqlstate: str | None, message: str, hint: str = "", detail: str = ""
+) -> ShardidsError | None:
+    """Return the exception for an error that the database raised; ``None`` if it is not of class SI.
+
+    ``detail`` ends with the new shard, as in ``shard 900``, where a key has moved.
+    """
     cls = BY_SQLSTATE.get(sqlstate or "")
-    return cls(message, hint=hint) if cls else None
+    if cls is None:
+        return None
+    error = cls(message, hint=hint)
+    if isinstance(error, KeyMoved):
+        _, _, number = detail.rpartition(" ")
+        error.shard = int(number) if number.isascii() and number.isdecimal() and len(number) < 6 else None
+    return error

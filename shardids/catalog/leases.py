@@ -103,6 +103,11 @@ class Lease:
                 f' [node "{self.node}"]: {self}',
                 hint="Repeat that command, which completes it: shardids node replace",
             )
+        if self.standing is Standing.INTERRUPTED and self.purpose == KEY_MOVE:
+            return ShardBusy(
+                f'shard {self.shard} is kept by an interrupted move of a key [node "{self.node}"]: {self}',
+                hint="Resume or undo it first: shardids tenant move KEY --resume, or --abort.",
+            )
         if self.standing is Standing.INTERRUPTED:
             return ShardBusy(
                 f'shard {self.shard} is kept by an interrupted {self.purpose} [node "{self.node}"]: {self}',
@@ -323,6 +328,8 @@ MOVE: Final = "move"
 """The purpose of leases that an open move keeps."""
 ADOPTION: Final = "adoption"
 """The purpose of leases that an open adoption keeps."""
+KEY_MOVE: Final = "tenant move"
+"""The purpose of leases that an open move of a key keeps."""
 FAILOVER: Final = "failover"
 """The purpose of leases that the home of a lost shard keeps until it is activated."""
 
@@ -348,6 +355,9 @@ _STANDINGS: Final = text(f"""
                select from shardids_catalog.move m where m.shard = w.shard and m.ended_at is null)
              when '{ADOPTION}' then exists (
                select from shardids_catalog.adoption a where a.ended_at is null)
+             when '{KEY_MOVE}' then exists (
+               select from shardids_catalog.key_move k
+               where w.shard in (k.source, k.target) and k.ended_at is null)
              when '{FAILOVER}' then exists (
                select from shardids_catalog.loss l where l.shard = w.shard and l.completed_at is null)
              else false

@@ -8,17 +8,17 @@ rule ``directory`` the catalog has them: where IDs lie close, 4,096 consecutive 
 
 from __future__ import annotations
 
-import sys
 from array import array
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.keys.id_lists import IdList, swapped
 from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict
 from shardids.ids.layout import Layout
@@ -36,9 +36,10 @@ __all__ = [
     "fill_from",
     "forget_old_ids",
     "lowest_new_id",
+    "overwrite_directory",
     "read_chunks",
     "read_directory",
-    "read_lists",
+    "read_list",
     "shard_in",
     "tables_of",
     "write_old_ids",
@@ -52,8 +53,6 @@ _IDS_A_TIME: Final = 200_000
 """How many IDs are collected before they are written."""
 _DENSE: Final = 64
 """From how many IDs on a chunk takes less room than a list of them."""
-_LISTED: Final = 512
-"""How many IDs a new row of the list has; ``sql/catalog/old_ids.v1.sql`` allows twice as many."""
 _CHUNKS_A_TIME: Final = 512
 """How many chunks are written together: 4 MiB."""
 _CLOCKS_DIFFER: Final = timedelta(days=1)
@@ -164,15 +163,10 @@ def fill_directory(connection: Connection, table: str, pairs: Iterable[tuple[int
         ClusterConflict: the table has no directory, or an ID is in it with another shard.
     """
     old, shard_count = _directory(connection, table)
-    lowest, below = old.start, old.stop
     chunks: defaultdict[int, dict[int, int]] = defaultdict(dict)
     count = 0
     for id_, shard in pairs:
-        if not (lowest <= id_ < below and 0 <= shard < shard_count):
-            raise BadArgument(
-                f"{table}: ID {id_} in shard {shard} can't be in a directory",
-                hint=f"It is for IDs below {below} in shards 0 to {shard_count - 1}.",
-            )
+        _require_fit(table, id_, shard, old, shard_count)
         there = chunks[id_ >> _CHUNK_BITS].setdefault(id_ & (_CHUNK - 1), shard)
         if there != shard:
             raise _two_shards(table, id_, there, shard)
@@ -182,6 +176,46 @@ def fill_directory(connection: Connection, table: str, pairs: Iterable[tuple[int
             chunks.clear()
     _write(connection, table, chunks)
     return count
+
+
+def overwrite_directory(connection: Connection, table: str, shards: Mapping[int, int]) -> None:
+    """Give old IDs other shards in a table's directory than it had for them.
+
+    Raises:
+        BadArgument: an ID that is not old, or a shard that is not in the cluster.
+        ClusterConflict: the table has no directory.
+    """
+    old, shard_count = _directory(connection, table)
+    for id_, shard in shards.items():
+        _require_fit(table, id_, shard, old, shard_count)
+    by_chunk: defaultdict[int, list[int]] = defaultdict(list)
+    for id_ in shards:
+        by_chunk[chunk_of(id_)].append(id_)
+    for numbers in batches(sorted(by_chunk), _CHUNKS_A_TIME):
+        some = [id_ for number in numbers for id_ in by_chunk[number]]
+        far = _list(table).read(connection, some).keys() & set(some)
+        there = {
+            number: swapped(array("H", chunk))
+            for number, chunk in read_chunks(connection, table, numbers).items()
+        }
+        for id_ in some:
+            chunk, place = there.get(chunk_of(id_)), id_ & (_CHUNK - 1)
+            if chunk is not None and place < len(chunk) and chunk[place] != _NONE:
+                chunk[place] = shards[id_]
+            else:
+                far.add(id_)
+        _write_chunks(
+            connection, table, {number: swapped(chunk).tobytes() for number, chunk in there.items()}
+        )
+        _list(table).add(connection, {id_: shards[id_] for id_ in far}, None)
+
+
+def _require_fit(table: str, id_: int, shard: int, old: range, shard_count: int) -> None:
+    if not (old.start <= id_ < old.stop and 0 <= shard < shard_count):
+        raise BadArgument(
+            f"{table}: ID {id_} in shard {shard} can't be in a directory",
+            hint=f"It is for IDs below {old.stop} in shards 0 to {shard_count - 1}.",
+        )
 
 
 def _directory(connection: Connection, table: str) -> tuple[range, int]:
@@ -239,56 +273,21 @@ def _write(connection: Connection, table: str, chunks: Mapping[int, Mapping[int,
         dense = [number for number in numbers if number in there or len(chunks[number]) >= _DENSE]
         for number in set(numbers).difference(dense):
             far |= {(number << _CHUNK_BITS) + place: shard for place, shard in chunks[number].items()}
-        stored = [_with(there.get(number, b""), table, number, chunks[number]) for number in dense]
-        connection.execute(
-            text("""
-                insert into shardids_catalog.old_id_directory (table_name, chunk, shards)
-                select :table, chunk, shards from unnest(cast(:chunks as bigint[]), cast(:shards as bytea[]))
-                       as filled (chunk, shards)
-                on conflict (table_name, chunk) do update set shards = excluded.shards"""),
-            {"table": table, "chunks": dense, "shards": stored},
-        )
-    _write_list(connection, table, far)
+        stored = {number: _with(there.get(number, b""), table, number, chunks[number]) for number in dense}
+        _write_chunks(connection, table, stored)
+    _list(table).add(connection, far, partial(_two_shards, table))
     _require_one_shard(connection, table, chunks, far)
 
 
-def _write_list(connection: Connection, table: str, ids: Mapping[int, int]) -> None:
-    """Merge IDs that lie far apart into the rows of the list."""
-    if not ids:
-        return
-    firsts = _firsts(connection, table, min(ids), max(ids))
-    groups: defaultdict[int | None, dict[int, int]] = defaultdict(dict)
-    for id_, shard in ids.items():
-        at = bisect_right(firsts, id_)
-        groups[firsts[at - 1] if at else None][id_] = shard
-    for some in batches(list(groups), _CHUNKS_A_TIME):
-        there = _rows_of_list(connection, table, [first for first in some if first is not None])
-        rows: dict[int, tuple[bytes, bytes]] = {}
-        for first in some:
-            merged = dict(there.get(first, {})) if first is not None else {}
-            for id_, shard in groups[first].items():
-                if merged.setdefault(id_, shard) != shard:
-                    raise _two_shards(table, id_, merged[id_], shard)
-            for part in batches(sorted(merged), _LISTED if len(merged) > 2 * _LISTED else 2 * _LISTED):
-                rows[part[0]] = _packed(part, merged)
-        connection.execute(
-            text("""
-                insert into shardids_catalog.old_id_list (table_name, first, ids, shards)
-                select :table, filled.* from unnest(
-                  cast(:firsts as bigint[]), cast(:ids as bytea[]), cast(:shards as bytea[])) filled
-                on conflict (table_name, first)
-                do update set ids = excluded.ids, shards = excluded.shards"""),
-            {
-                "table": table,
-                "firsts": list(rows),
-                "ids": [packed for packed, _ in rows.values()],
-                "shards": [packed for _, packed in rows.values()],
-            },
-        )
-
-
-def _packed(ids: Sequence[int], shards: Mapping[int, int]) -> tuple[bytes, bytes]:
-    return _swapped(array("q", ids)).tobytes(), _swapped(array("H", map(shards.__getitem__, ids))).tobytes()
+def _write_chunks(connection: Connection, table: str, chunks: Mapping[int, bytes]) -> None:
+    connection.execute(
+        text("""
+            insert into shardids_catalog.old_id_directory (table_name, chunk, shards)
+            select :table, chunk, shards from unnest(cast(:chunks as bigint[]), cast(:shards as bytea[]))
+                   as filled (chunk, shards)
+            on conflict (table_name, chunk) do update set shards = excluded.shards"""),
+        {"table": table, "chunks": list(chunks), "shards": list(chunks.values())},
+    )
 
 
 def _require_one_shard(
@@ -303,51 +302,23 @@ def _require_one_shard(
     }
     if not dense:
         return
-    for some in batches(_firsts(connection, table, min(dense), max(dense)), _CHUNKS_A_TIME):
-        for listed in _rows_of_list(connection, table, some).values():
+    its = _list(table)
+    for some in batches(its.firsts(connection, min(dense), max(dense)), _CHUNKS_A_TIME):
+        for listed in its.rows(connection, some).values():
             for id_ in listed.keys() & dense.keys():
                 if listed[id_] != dense[id_]:
                     raise _two_shards(table, id_, listed[id_], dense[id_])
 
 
-def _firsts(connection: Connection, table: str, lowest: int, highest: int) -> list[int]:
-    """Return the lowest IDs of the rows of a table's list that may have IDs between two, in order."""
-    found = connection.scalars(
-        text("""
-            select first from shardids_catalog.old_id_list
-            where table_name = :table and first <= :highest
-              and first >= coalesce((select max(first) from shardids_catalog.old_id_list
-                                     where table_name = :table and first <= :lowest), :lowest)
-            order by first"""),
-        {"table": table, "lowest": lowest, "highest": highest},
-    )
-    return list(found)
-
-
-def _rows_of_list(connection: Connection, table: str, firsts: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Return the IDs of rows of a table's list, each with its shard."""
-    rows = connection.execute(
-        text("""
-            select first, ids, shards from shardids_catalog.old_id_list
-            where table_name = :table and first = any(cast(:firsts as bigint[]))"""),
-        {"table": table, "firsts": firsts},
-    )
-    return {row.first: _unpacked(row.ids, row.shards) for row in rows}
-
-
-def _unpacked(ids: bytes, shards: bytes) -> dict[int, int]:
-    return dict(zip(_swapped(array("q", bytes(ids))), _swapped(array("H", bytes(shards))), strict=True))
-
-
 def _with(stored: bytes, table: str, number: int, ids: Mapping[int, int]) -> bytes:
     """Return a chunk with further IDs, by their places in it."""
-    found = _swapped(array("H", stored))
+    found = swapped(array("H", stored))
     found.extend([_NONE] * (max(ids) + 1 - len(found)))
     for place, shard in ids.items():
         if found[place] not in (_NONE, shard):
             raise _two_shards(table, (number << _CHUNK_BITS) + place, found[place], shard)
         found[place] = shard
-    return _swapped(found).tobytes()
+    return swapped(found).tobytes()
 
 
 def read_directory(connection: Connection, table: str, ids: Collection[int]) -> dict[int, int]:
@@ -360,7 +331,7 @@ def read_directory(connection: Connection, table: str, ids: Collection[int]) -> 
             if (shard := shard_in(chunks.get(chunk_of(id_), b""), id_)) is not None:
                 found[id_] = shard
     if missing := [id_ for id_ in wanted if id_ not in found]:
-        listed = read_lists(connection, table, missing)
+        listed = read_list(connection, table, missing)
         found |= {id_: listed[id_] for id_ in missing if id_ in listed}
     return found
 
@@ -376,22 +347,13 @@ def read_chunks(connection: Connection, table: str, chunks: Sequence[int]) -> di
     return {row.chunk: bytes(row.shards) for row in rows}
 
 
-def read_lists(connection: Connection, table: str, ids: Sequence[int]) -> dict[int, int]:
+def read_list(connection: Connection, table: str, ids: Sequence[int]) -> dict[int, int]:
     """Return all of the rows of a table's list that may have these IDs, each ID with its shard."""
-    found: dict[int, int] = {}
-    for some in batches(ids, _CHUNKS_A_TIME):
-        rows = connection.execute(
-            text("""
-                select distinct l.first, l.ids, l.shards
-                from unnest(cast(:ids as bigint[])) wanted (id)
-                cross join lateral (
-                  select * from shardids_catalog.old_id_list l
-                  where l.table_name = :table and l.first <= wanted.id order by l.first desc limit 1) l"""),
-            {"table": table, "ids": some},
-        )
-        for row in rows:
-            found |= _unpacked(row.ids, row.shards)
-    return found
+    return _list(table).read(connection, ids)
+
+
+def _list(table: str) -> IdList:
+    return IdList("old_id_list", "table_name", table, "shards")
 
 
 def tables_of(connection: Connection, rules: OldIdRules, shard_count: int, id_: int) -> dict[str, int | None]:
@@ -419,13 +381,6 @@ def shard_in(chunk: bytes, id_: int) -> int | None:
     at = 2 * (id_ & (_CHUNK - 1))
     shard = int.from_bytes(chunk[at : at + 2] or b"\xff\xff", "big")
     return None if shard == _NONE else shard
-
-
-def _swapped(numbers: array[int]) -> array[int]:
-    """Turn a machine's numbers into the catalog's, whose higher byte is the first, and back."""
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    return numbers
 
 
 def _two_shards(table: str, id_: int, one: int, other: int) -> ClusterConflict:

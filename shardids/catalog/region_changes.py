@@ -57,11 +57,13 @@ def drop_region(catalog: Catalog, name: str, *, dry_run: bool = False) -> Placem
 
     Raises:
         BadArgument: the region does not exist.
-        ClusterConflict: as :func:`create_region` does, of moves and shards that are being created.
+        ClusterConflict: as :func:`create_region` does, of moves and shards that are being created; or keys
+            of the region are in the directory of keys.
     """
 
     def change(connection: Connection, there: Placement) -> None:
         existing_region(name, there.regions)
+        _refuse_keys(connection, name)
         _assign(connection, there, there.nodes_of_region(name), None)
         connection.execute(text("delete from shardids_catalog.region where name = :name"), {"name": name})
 
@@ -136,6 +138,19 @@ def _refuse_taken(region: Region, there: Placement) -> None:
                 f'{named_shards(taken)} of region "{other.name}" can\'t be of region "{region.name}", too',
                 hint="A shard belongs to one region. See: shardids region list",
             )
+
+
+def _refuse_keys(connection: Connection, region: str) -> None:
+    """Refuse while the directory names homes of the region's keys: another region may get its name."""
+    count = connection.scalar(
+        text("select count(*) from shardids_catalog.key_home where split_part(kind, '@', 2) = :region"),
+        {"region": region},
+    )
+    if count:
+        raise ClusterConflict(
+            f'region "{region}" has {count} {"key" if count == 1 else "keys"} in the directory of keys',
+            hint="Move them back to the shards of their hashes first. See: shardids tenant list",
+        )
 
 
 def _refuse_moves_outside(connection: Connection, after: Placement) -> None:

@@ -27,19 +27,20 @@ from shardids.pg.urls import parse_url, shown_url
 
 # One statement, so one snapshot: the version belongs to just these rows.
 _PLACEMENT: Final = text("""
-    select c.version, n.name, n.url, n.region, null as first_shard, null as last_shard, p.shard, p.state,
+    select c.version, c.homes_version, n.name, n.url, n.region, null as first_shard, null as last_shard,
+           p.shard, p.state,
            null as table_name, null as id_column, null as rule,
            cast(null as bigint) as below, cast(null as boolean) as negative
     from shardids_catalog.cluster c
     left join shardids_catalog.node n on true
     left join shardids_catalog.placement p on p.node = n.name and p.state <> 'creating'
     union all
-    select c.version, null, null, r.name, r.first_shard, r.last_shard, null, null,
+    select c.version, c.homes_version, null, null, r.name, r.first_shard, r.last_shard, null, null,
            null, null, null, null, null
     from shardids_catalog.cluster c
     join shardids_catalog.region r on true
     union all
-    select c.version, null, null, null, null, null, null, null,
+    select c.version, c.homes_version, null, null, null, null, null, null, null,
            r.table_name, r.id_column, r.rule, c.old_ids_below,
            c.time_bits + c.shard_bits + c.sequence_bits < 64
     from shardids_catalog.cluster c
@@ -52,11 +53,18 @@ _LOOKUPS: Final = text("""
     order by table_name, column_name""")
 
 
+_UNSETTLED: Final = text("""
+    select m.source from shardids_catalog.key_move m where m.ended_at is null and m.is_unsettled
+    union all
+    select m.target from shardids_catalog.key_move m where m.ended_at is null and m.is_unsettled""")
+
+
 def read_placement(connection: Connection) -> Placement:
     """Return which node holds which shard now; shards that are still being created are left out."""
     found = connection.execute(_PLACEMENT).all()
     return Placement(
         version=found[0].version,
+        homes_version=found[0].homes_version,
         nodes={row.name: Node(name=row.name, url=row.url, region=row.region) for row in found if row.name},
         node_of={row.shard: row.name for row in found if row.state == "active"},
         lost={row.shard: row.name for row in found if row.state == "lost"},
@@ -67,6 +75,7 @@ def read_placement(connection: Connection) -> Placement:
             for row in found
             if row.first_shard is not None
         },
+        unsettled=frozenset(connection.scalars(_UNSETTLED)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from shardids.errors import BadArgument, ShardLost, UnknownShard, UnsupportedKey
+from shardids.errors import BadArgument, RowsUnsettled, ShardLost, UnknownShard, UnsupportedKey
 from shardids.ids.text import as_integer, checked_integer
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Placement:
     that live nowhere, with the name of the node that was replaced by a server without them. All are copied
     and can't be changed. ``old_ids`` has the rules for IDs that were issued before, if tables were adopted.
     ``lookups`` has the columns that are unique over all shards, by table and column. ``regions`` has the
-    regions by name.
+    regions by name. ``homes_version`` is the version of the directory of keys, 0 if it never had an entry.
 
     Raises:
         BadArgument: a node under another name than its own, or a shard on a node not in ``nodes``.
@@ -185,6 +185,8 @@ class Placement:
     old_ids: OldIdRules | None = None
     lookups: Mapping[tuple[str, str], RegisteredLookup] = field(default_factory=dict)
     regions: Mapping[str, Region] = field(default_factory=dict)
+    homes_version: int = 0
+    unsettled: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name, node in self.nodes.items():
@@ -228,6 +230,20 @@ class Placement:
         for shard in self.lost:
             self.locate(shard)
         return sorted(self.node_of)
+
+    def require_settled(self, shards: Collection[int] | None = None) -> None:
+        """Require that a statement over these shards, by default all, sees each row once.
+
+        Raises:
+            RowsUnsettled: the rows of a key are just being moved from or to one of them.
+        """
+        moving = self.unsettled if shards is None else self.unsettled.intersection(shards)
+        if moving and (shards is None or len(shards) > 1):
+            raise RowsUnsettled(
+                f"the rows of a key are being moved, and statements over several shards with shard"
+                f" {min(moving)} would not see each row once",
+                hint="Again in a moment. How far the move is: shardids tenant move --list",
+            )
 
     def by_node(self, shards: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Group shards by the name of their node, both sorted; default: every placed shard.
@@ -302,7 +318,7 @@ def key_hash(key: object) -> int:
         UnsupportedKey: a key of another type, bool included.
         BadArgument: a str that has no UTF-8 form (lone surrogates), or an int too long to print.
     """
-    return int.from_bytes(sha256(_canonical_bytes(key)).digest()[:8], "big")
+    return int.from_bytes(sha256(key_bytes(key)).digest()[:8], "big")
 
 
 def shard_for_key(key: int | str | bytes | UUID, shard_count: int) -> int:
@@ -326,11 +342,17 @@ def shards_for_keys(keys: Iterable[int] | Iterable[str], shard_count: int) -> li
     Raises:
         ValueError: a key that :func:`shard_for_key` refuses for its value.
     """
+    return [int.from_bytes(digest[:8], "big") % shard_count for digest in digests_of_keys(keys)]
+
+
+def digests_of_keys(keys: Iterable[int] | Iterable[str]) -> Iterator[bytes]:
+    """Yield the SHA-256 of keys of one type, ``int`` or ``str``, as :func:`key_hash` has it."""
     tagged = ((b"i:%d" % key) if type(key) is int else f"s:{key}".encode() for key in keys)
-    return [int.from_bytes(sha256(each).digest()[:8], "big") % shard_count for each in tagged]
+    return (sha256(each).digest() for each in tagged)
 
 
-def _canonical_bytes(key: object) -> bytes:
+def key_bytes(key: object) -> bytes:
+    """Return the bytes of a key's type and value that are hashed; raise as :func:`key_hash` does."""
     match key:
         case bool():
             pass

@@ -75,6 +75,7 @@ COMMANDS = {
     "rebalance": Entry(
         "shards:rebalance", "Move shards, one after another, until all nodes carry about the same.", OPERATE
     ),
+    "tenant": Entry("tenants:app", "Keys with their rows: where they live, and how large they are.", OPERATE),
     "upgrade": Entry(
         "clusters:upgrade",
         "Bring shardids' own objects to this version: the catalog, the nodes, then the shards.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ from shardids.ids.text import parse_id, to_decimal, to_text, to_unsigned
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from shardids.catalog.keys.moved_ids import MovedKey
     from shardids.catalog.rows import Catalog
     from shardids.catalog.topology import OldIdRule, Placement
 
@@ -82,6 +83,15 @@ def _old_ids(catalog: Catalog, numbers: list[int]) -> dict[int, _OldId]:
         }
 
 
+def _moved_ids(catalog: Catalog, numbers: list[int]) -> dict[int, MovedKey]:
+    """Return the keys of IDs whose rows have left the shard that they were born in."""
+    from shardids.catalog.keys.moved_ids import keys_of_ids
+
+    with catalog.engine.connect() as connection:
+        found = keys_of_ids(connection, numbers)
+    return {id_: key for id_, key in found.items() if key.shard != key.origin}
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
 @takes("catalog?", "json")
 def decode(
@@ -94,7 +104,8 @@ def decode(
 ) -> None:
     """Show when and where IDs were born, with a picture of their bits.
 
-    With a catalog, of an ID from before the cluster: where each adopted table would have its row.
+    With a catalog, of an ID from before the cluster: where each adopted table would have its row; of a row
+    that has left its shard with its tenant: where it lives.
     """
     # IDs may be negative, so unknown options arrive here as arguments.
     if not ids or ids == ["-"]:
@@ -103,6 +114,7 @@ def decode(
             raise BadArgument("no ID given", hint="shardids id decode ID..., or one per line on stdin")
     numbers = [parse_id(text) for text in ids]
     old: dict[int, _OldId] = {}
+    moved: dict[int, MovedKey] = {}
     used: Layout | ForeignLayout
     placement: Placement | None = None
     if layout is not None or not run.url:
@@ -111,17 +123,20 @@ def decode(
         used, placement = run.catalog.describe().layout, run.catalog.placement()
     if placement is not None and placement.old_ids is not None:
         old = _old_ids(run.catalog, numbers)
+    if placement is not None and placement.homes_version:
+        moved = _moved_ids(run.catalog, [number for number in numbers if number not in old])
     decoded = [old.get(number) or used.decode(number) for number in numbers]
     if run.as_json:
-        print_json([_as_json(one, placement) for one in decoded])
+        print_json([_as_json(one, placement, moved.get(one.id)) for one in decoded])
         return
-    _print_pictures(decoded, used, placement)
+    _print_pictures(decoded, used, placement, moved)
 
 
 def _print_pictures(
     decoded: Sequence[DecodedId | ForeignId | _OldId],
     layout: Layout | ForeignLayout,
     placement: Placement | None,
+    moved: Mapping[int, MovedKey],
 ) -> None:
     for number, one in enumerate(decoded):
         if number:
@@ -132,6 +147,9 @@ def _print_pictures(
                 out.print(f"  {rule.table}.{rule.column}: {_told(rule, shard, placement)}")
             continue
         out.print(bit_picture(one, layout, _where(one.shard, placement)))
+        if (its := moved.get(one.id)) is not None:
+            where = f", {_where(its.shard, placement)}"
+            out.print(f"  born in {its.origin}; its tenant {its.key} lives in {its.shard}{where}")
 
 
 def _told(rule: OldIdRule, shard: int | None, placement: Placement | None) -> str:
@@ -171,7 +189,9 @@ def _old_as_json(one: _OldId, placement: Placement | None) -> dict[str, object]:
     }
 
 
-def _as_json(decoded: DecodedId | ForeignId | _OldId, placement: Placement | None) -> dict[str, object]:
+def _as_json(
+    decoded: DecodedId | ForeignId | _OldId, placement: Placement | None, moved: MovedKey | None
+) -> dict[str, object]:
     if isinstance(decoded, _OldId):
         return _old_as_json(decoded, placement)
     value: dict[str, object] = {
@@ -183,7 +203,17 @@ def _as_json(decoded: DecodedId | ForeignId | _OldId, placement: Placement | Non
         "shard": decoded.shard,
         "sequence": decoded.sequence,
     }
-    return value | _place(decoded.shard, placement) if placement else value
+    if placement is None:
+        return value
+    lives: dict[str, object] = {}
+    if moved is not None:
+        lives["lives"] = {
+            "shard": moved.shard,
+            "kind": moved.kind,
+            "key": moved.key,
+            **_place(moved.shard, placement),
+        }
+    return value | _place(decoded.shard, placement) | lives
 
 
 def _place(shard: int, placement: Placement) -> dict[str, str | None]:

@@ -151,7 +151,7 @@ class AsyncShard:
         kept = {"expire_on_commit": False} | options
 
         async def transaction(node: Node) -> T:
-            async with self._session(shard, node, dict(kept)) as session, session.begin():
+            async with self._session(shard._at(attempts.shard), node, dict(kept)) as session, session.begin():
                 return await fn(session)
 
         attempts = shard._attempts(patience_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
+from shardids.catalog.keys.known import KnownHomes, digest_of
 from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.references import WITHIN_S
 from shardids.catalog.regions import existing_region
@@ -21,7 +22,7 @@ from shardids.client.breaker import Breakers
 from shardids.client.engines import NodeEngines
 from shardids.client.lookups import Claims, shard_of_criterion
 from shardids.client.metering import SessionKinds
-from shardids.client.old_ids import KnownOldIds, how_ids_tell
+from shardids.client.old_ids import KnownOldIds, MovedIds, how_ids_tell
 from shardids.client.placement import FollowedPlacement
 from shardids.client.references import ReferenceSession, ReferenceWriter
 from shardids.client.routing.models import Key, Tells
@@ -50,12 +51,14 @@ class Cluster:
     Open one with :meth:`connect`. It holds one engine, so one connection pool, per node, whatever the
     number of shards. It keeps routing by the placement it knows while the catalog is down.
 
-    From the first use of the placement on, a thread listens to the catalog over its own connection, so that a
-    change is known as soon as it is committed. After a fork the child makes its own connections.
+    From the first use of the placement or the directory of keys on, a thread listens to the catalog over its
+    own connection, so that a change is known as soon as it is committed. After a fork the child makes its own
+    connections.
 
     Attributes:
         decisions: what sessions share that commit on several nodes.
         claims: claims the values of look-up keys, and finds the shards of those that are claimed.
+        moved_ids: finds the shards of rows that have left the one they were born in.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Cluster:
             shard_count=description.shard_count,
             schema_of=schema_of,
         )
+        self.moved_ids = MovedIds(catalog, self._followed)
         self.claims = Claims(
             self._followed,
             self._claiming.of,
@@ -169,20 +173,33 @@ class Cluster:
         return self._followed.current
 
     @property
+    def homes(self) -> KnownHomes:
+        """The directory of keys as last read: keys that live in another shard than that of their hash."""
+        return self._followed.homes
+
+    @property
     def old_ids(self) -> KnownOldIds | None:
         """The shards of IDs that were issued before the cluster; ``None`` if no table was adopted."""
         return None if self._followed.old_ids is None else self._old_ids
 
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
-        """Return the shard of a key: the same on every machine and in every version.
+        """Return the shard where a key's rows live: by the directory of keys, or else by the key's hash.
 
         With ``region`` it is one of that region's shards, as long as there is the region; without, one of
-        all. See :func:`shardids.catalog.topology.shard_for_key` for the hash.
+        all. See :func:`shardids.catalog.topology.shard_for_key` for the hash, which is the same on every
+        machine and in every version.
 
         Raises:
             BadArgument: the placement as last read has no such region.
             UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
         """
+        homes = self._followed.homes
+        if homes:
+            home = homes.shard_of(digest_of(key, region))
+            if home is not None and region is not None:
+                existing_region(region, self.placement.regions)
+            if home is not None:
+                return home
         if region is None:
             return shard_for_key(key, self.shard_count)
         return existing_region(region, self.placement.regions).shard_for(key)
@@ -201,7 +218,10 @@ class Cluster:
         return self.layout.decode(id_)
 
     def shard_of(self, id_: int | UUID, *, of: Any = None) -> int:
-        """Return the shard that issued an ID; for an old ID, the shard of its row.
+        """Return the shard of the row with an ID: the one that issued it, unless the row has left it.
+
+        Rows leave the shard that they were born in when their key is moved. For an ID that may be of such a
+        row and that it has not seen yet, this asks the catalog.
 
         An old ID was issued before the cluster, and rows of several tables may have it: ``of`` names the
         mapped class, the table or its name. New IDs do not need it. For an old ID that it has not seen yet,
@@ -227,11 +247,13 @@ class Cluster:
     def _origin(self, id_: int) -> int:
         if type(id_) is int:
             try:
-                return self._checked(self.layout.shard_of(id_))
+                origin = self._checked(self.layout.shard_of(id_))
             except BadArgument as error:
                 # An integer that is not an ID of a shard is a value that no row has, not a wrong type.
                 raise UnknownId(error.message, hint=error.hint) from None
-        return self._checked(self.layout.shard_of(id_))
+        else:
+            origin = self._checked(self.layout.shard_of(id_))
+        return self.moved_ids.shard_of(id_, origin) if self._followed.homes.departures else origin
 
     def node_of(self, shard: int) -> Node:
         """Return the node that holds a shard now.
@@ -316,15 +338,19 @@ class Cluster:
             raise BadArgument("of= names the table of an ID, and requires id=")
         if region is not None and key is None:
             raise BadArgument("region= names the region of a key, and requires key=")
+        latest = None if after is None else self._latest(after)
+        locate: Callable[[], int]
         if key is not None:
-            number = self.shard_for(key, region=region)
+            locate = partial(self.shard_for, key, region=region)
         elif id is not None:
-            number = self.shard_of(id, of=of)
+            locate = partial(self.shard_of, id, of=of)
         elif lookup is not None:
-            number = shard_of_criterion(lookup, self.claims)
+            locate = partial(shard_of_criterion, lookup, self.claims)
         else:
-            number = self._checked(shard)
-        return Shard(self, number, None if after is None else self._latest(after))
+            return Shard(self, self._checked(shard), latest)
+        # Before the shard: one that was found by an older directory is found again.
+        located_at = self._followed.homes.version
+        return Shard(self, locate(), latest, locate, located_at)
 
     @overload
     def session(self, **where: Unpack[ByKey]) -> Session: ...

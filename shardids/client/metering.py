@@ -24,6 +24,7 @@ from shardids.client.tracing import Traced, TracedFanOut, Traces
 from shardids.errors import (
     BadArgument,
     ConnectionFailed,
+    KeyMoved,
     ReferenceRefused,
     ShardFenced,
     ShardidsError,
@@ -109,7 +110,8 @@ class Meters:
     def note_retry(self, error: ShardidsError | DBAPIError) -> None:
         """Count a transaction that is run again after an error."""
         reason = "gone"
-        for kind, name in ((ShardMoved, "moved"), (ShardFenced, "fenced"), (ConnectionFailed, "lost")):
+        kinds = ((ShardMoved | KeyMoved, "moved"), (ShardFenced, "fenced"), (ConnectionFailed, "lost"))
+        for kind, name in kinds:
             if isinstance(error, kind):
                 reason = name
                 break

@@ -1,12 +1,14 @@
-"""The shards of old IDs: IDs that were issued before the cluster, and contain no shard.
+"""The shards of IDs that do not contain it: old IDs, issued before the cluster, and those of moved rows.
 
-A shard that was found is remembered: the row of an old ID stays in its shard. An ID without a row is looked
-for again each time.
+A shard that was found is remembered until a key is moved: only then does a row leave its shard. An old ID
+without a row is looked for again each time.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,12 +18,16 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.util import LRUCache
 
-from shardids.catalog.old_ids import chunk_of, read_chunks, read_lists, shard_in
+from shardids.catalog.keys.id_lists import Span
+from shardids.catalog.keys.known import Departures, KnownHomes
+from shardids.catalog.keys.moved_ids import list_of
+from shardids.catalog.old_ids import chunk_of, read_chunks, read_list, shard_in
 from shardids.catalog.rows import Catalog
-from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules, shard_for_key
+from shardids.catalog.topology import BY_DIRECTORY, BY_FAN_OUT, BY_KEY, OldIdRule, OldIdRules
 from shardids.client.engines import NodeEngines
 from shardids.client.placement import FollowedPlacement
 from shardids.client.routing.models import Key, OldIds, ShardFinder, Tells, how_it_tells
+from shardids.client.routing.models import MovedIds as LearnsIds
 from shardids.errors import BadArgument, ClusterConflict, UnknownId
 from shardids.ids.layout import Layout
 from shardids.ids.text import as_integer
@@ -40,6 +46,7 @@ _SHARDS_A_TIME: Final = 256
 @dataclass(slots=True)
 class _Remembered:
     rules: OldIdRules
+    homes: int
     chunks: LRUCache[tuple[str, int], bytes] = field(default_factory=lambda: LRUCache(_CHUNKS))
     found: LRUCache[tuple[str, int], int] = field(default_factory=lambda: LRUCache(_FOUND))
 
@@ -116,7 +123,8 @@ class KnownOldIds:
             return {}
         rule = _rule(known.rules, wanted[0], table)
         if rule.rule == BY_KEY:
-            return {id_: shard_for_key(id_, self._shard_count) for id_ in wanted}
+            shards = self._followed.homes.shards_for(wanted, self._shard_count)
+            return dict(zip(wanted, shards, strict=True))
         look = self._in_directory if rule.rule == BY_DIRECTORY else self._in_all_shards
         found = {id_: shard for id_ in wanted if (shard := _remembered(known, rule, id_)) is not None}
         missing = [id_ for id_ in wanted if id_ not in found]
@@ -128,8 +136,9 @@ class KnownOldIds:
     def _known(self) -> _Remembered:
         rules = self._followed.old_ids or OldIdRules(below=0, negative=False, of_table={})
         known = self._remembered
-        if known is None or known.rules is not rules:
-            self._remembered = known = _Remembered(rules)
+        homes = self._followed.homes.version
+        if known is None or known.rules is not rules or known.homes != homes:
+            self._remembered = known = _Remembered(rules, homes)
         return known
 
     def _in_directory(self, known: _Remembered, rule: OldIdRule, ids: Sequence[int]) -> dict[int, int]:
@@ -145,7 +154,7 @@ class KnownOldIds:
                     if (shard := shard_in(chunks.get(chunk_of(id_), b""), id_)) is not None
                 }
             if missing := [id_ for id_ in ids if id_ not in found]:
-                listed = read_lists(connection, rule.table, missing)
+                listed = read_list(connection, rule.table, missing)
                 for id_, shard in listed.items():
                     known.found[rule.table, id_] = shard
                 found |= {id_: listed[id_] for id_ in missing if id_ in listed}
@@ -167,6 +176,7 @@ class KnownOldIds:
         """Yield the IDs that rows have, with their shards; refuse two of one."""
         placement = self._followed.current
         seen: dict[int, int] = {}
+        placement.require_settled()
         for name, shards in placement.by_node(placement.all_shards()).items():
             with self._engines.of(placement.nodes[name]).connect() as connection:
                 # Without parameters a % in a name is not a placeholder.
@@ -243,6 +253,103 @@ class WithinShard:
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """Return the shard of a sharding key."""
         return self._finder.shard_for(key, region=region)
+
+    @property
+    def homes(self) -> KnownHomes:
+        """The directory of keys."""
+        return self._finder.homes
+
+    @property
+    def moved_ids(self) -> LearnsIds | None:
+        """The finder of the shards of rows that have left the one they were born in."""
+        return self._finder.moved_ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Rows of a shard's list of moved IDs that were read, in order; immutable."""
+
+    version: int
+    firsts: Sequence[int] = ()
+    spans: Sequence[Span] = ()
+
+    def of(self, id_: int) -> Span | None:
+        """Return the row that would have an ID; ``None`` if it was not read."""
+        at = bisect_right(self.firsts, id_) - 1
+        if at < 0:
+            return None
+        span = self.spans[at]
+        return span if span.end is None or id_ < span.end else None
+
+    def with_more(self, read: Iterable[Span]) -> _Spans:
+        """Return these rows and others."""
+        both = {span.first: span for span in (*self.spans, *read)}
+        firsts = sorted(both)
+        return _Spans(self.version, firsts, [both[first] for first in firsts])
+
+
+class MovedIds:
+    """A finder of the shards of rows that have left the shard they were born in, by their IDs.
+
+    It asks the catalog about IDs of shards that a key's rows have left, up to the latest one; a row of the
+    catalog's list answers for all IDs between its first and the next one's.
+    """
+
+    def __init__(self, catalog: Catalog, followed: FollowedPlacement) -> None:
+        self._catalog = catalog
+        self._followed = followed
+        self._known: dict[int, _Spans] = {}
+
+    def shard_of(self, id_: int, origin: int) -> int:
+        """Return the shard of the row with an ID that was born in ``origin``.
+
+        Raises:
+            ConnectionFailed: the catalog would have to be asked, and can't be reached.
+            MustBeAwaited: the same in an event loop's own code.
+        """
+        left = self._followed.homes.departures.get(origin)
+        if left is None or not left.lowest <= id_ <= left.highest:
+            return origin
+        span = self._spans(origin, left).of(id_)
+        if span is None:
+            self._ask({origin: [id_]})
+            span = self._spans(origin, left).of(id_)
+        slot = None if span is None else span.number_of(id_)
+        return origin if slot is None else left.shards.get(slot, origin)
+
+    def learn(self, ids: Iterable[int], layout: Layout) -> None:
+        """Ask for all of the IDs that the catalog would be asked for. Raises as :meth:`shard_of` does."""
+        departures = self._followed.homes.departures
+        if not departures:
+            return
+        wanted: dict[int, list[int]] = {}
+        for id_ in ids:
+            with suppress(BadArgument):
+                origin = layout.shard_of(id_)
+                left = departures.get(origin)
+                if left and left.lowest <= id_ <= left.highest and not self._spans(origin, left).of(id_):
+                    wanted.setdefault(origin, []).append(id_)
+        if wanted:
+            self._ask(wanted)
+
+    def _spans(self, origin: int, left: Departures) -> _Spans:
+        known = self._known.get(origin)
+        if known is None or known.version != left.version:
+            self._known[origin] = known = _Spans(left.version)
+        return known
+
+    def _ask(self, wanted: Mapping[int, Sequence[int]]) -> None:
+        def ask() -> dict[int, list[Span]]:
+            with self._catalog.engine.connect() as connection:
+                return {origin: list_of(origin).spans(connection, ids) for origin, ids in wanted.items()}
+
+        read = self._followed.asked(ask, "the shards of moved IDs are asked for")
+        if sum(len(known.spans) for known in self._known.values()) > _CHUNKS:
+            self._known.clear()
+        for origin, spans in read.items():
+            left = self._followed.homes.departures.get(origin)
+            if left is not None:
+                self._known[origin] = self._spans(origin, left).with_more(spans)
 
 
 def how_ids_tell(of: Any) -> Tells | str | None:

@@ -32,10 +32,12 @@ from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 from tenacity.wait import wait_random_exponential
 
+from shardids.catalog.keys.homes import read_known
+from shardids.catalog.keys.known import NO_HOMES, KnownHomes
 from shardids.catalog.moves import ARRIVALS
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node, OldIdRules, Placement
-from shardids.errors import BadArgument, NodeDown, ShardFenced, ShardidsError, ShardMoved
+from shardids.errors import BadArgument, KeyMoved, NodeDown, ShardFenced, ShardidsError, ShardMoved
 from shardids.logs import logger, shown_error
 from shardids.pg.connections import has_stale_plan, in_child, may_have_moved, open_engine
 
@@ -103,7 +105,9 @@ class FollowedPlacement:
         self.on_retry = on_retry
         self.asks_in_threads = False
         self.on_arrival: Callable[[int, Node, Node], object] = lambda _shard, _source, _target: None
+        self._homes = NO_HOMES
         self._placement = catalog.placement()
+        self._homes = self._homes_with(self._placement)
         self._reset()
         in_child(self, FollowedPlacement._reset)
         self._listener = PlacementListener(catalog.url, self._heed, self._expect) if listen else None
@@ -116,6 +120,13 @@ class FollowedPlacement:
         if self._listener:
             self._listener.start()
         return self._placement
+
+    @property
+    def homes(self) -> KnownHomes:
+        """The directory of keys as last read."""
+        if self._listener:
+            self._listener.start()
+        return self._homes
 
     @property
     def last_read(self) -> Placement:
@@ -149,7 +160,10 @@ class FollowedPlacement:
     def refresh(self) -> None:
         """Read it again. Raises ShardidsError if that fails; the last placement stays."""
         placement = self._catalog.placement()
+        homes = self._homes_with(placement)
         with self._lock:
+            if homes.version > self._homes.version:
+                self._homes = homes
             if placement.old_ids is not None and placement.old_ids == self._placement.old_ids:
                 placement = replace(placement, old_ids=self._placement.old_ids)
             is_newer = placement.version > self._placement.version
@@ -159,6 +173,14 @@ class FollowedPlacement:
             watchers = list(self._watchers) if is_newer else []
         for tell in watchers:
             tell()
+
+    def _homes_with(self, placement: Placement) -> KnownHomes:
+        """Return the directory of keys that belongs to a placement, or a newer one."""
+        known = self._homes
+        if placement.homes_version == known.version:
+            return known
+        with self._catalog.engine.connect() as connection:
+            return read_known(connection, known)
 
     def _heed(self) -> None:
         """Read it after a notification, for all that ask meanwhile. Raises as :meth:`refresh` does."""
@@ -272,16 +294,27 @@ class Attempts:
     Args:
         followed: the placement.
         shard: the shard.
-        patience_s: how long to wait, from the first refusal on, for a shard that has moved, and for a catalog
-            that does not answer.
+        patience_s: how long to wait, from the first refusal on, for a shard or a key that has moved, and for
+            a catalog that does not answer.
+        locate: returns the shard as it is known now, where another one may have taken the key over.
+        located_at: the version of the directory of keys by which ``shard`` was found.
 
     Attributes:
         made: how many attempts were begun.
+        shard: the shard of the next attempt.
     """
 
-    def __init__(self, followed: FollowedPlacement, shard: int, patience_s: float) -> None:
+    def __init__(
+        self,
+        followed: FollowedPlacement,
+        shard: int,
+        patience_s: float,
+        locate: Callable[[], int] | None = None,
+        located_at: int = 0,
+    ) -> None:
         self._followed = followed
-        self._shard = shard
+        self.shard = shard
+        self._locate, self._located_at = locate, located_at
         self._patience_s = patience_s
         self._node: Node | None = None
         self._refused_at: float | None = None
@@ -291,14 +324,17 @@ class Attempts:
         self.made = 0
 
     def next_node(self) -> Node:
-        """Return the node to try now.
+        """Return the node to try now; :attr:`shard` is found anew if the directory of keys has changed.
 
         Raises:
             UnknownShard: no node holds the shard.
         """
         self._node = None
         self.made += 1
-        self._node = self._followed.current.locate(self._shard)
+        if self._locate is not None and self._has_newer_homes():
+            self._located_at = self._followed.homes.version
+            self.shard = self._locate()
+        self._node = self._followed.current.locate(self.shard)
         return self._node
 
     def pause_after(self, error: ShardidsError | DBAPIError) -> float:
@@ -328,7 +364,9 @@ class Attempts:
         if self._has_moved() and (is_first or left_s > 0):
             self._tell(error, "")
             return 0.0
-        if not isinstance(error, ShardFenced):
+        if not isinstance(error, ShardFenced | KeyMoved) or (
+            isinstance(error, KeyMoved) and self._locate is None
+        ):
             raise error
         left_s = min(left_s, self._left_of_a_fence_s(error))
         if left_s <= 0:
@@ -339,14 +377,14 @@ class Attempts:
 
     def _tell(self, error: ShardidsError | DBAPIError, when: str) -> None:
         if log.isEnabledFor(logging.INFO):
-            node = self._followed.current.node_of.get(self._shard)
+            node = self._followed.current.node_of.get(self.shard)
             log.info(
                 'shard %s: a transaction is run again on node "%s"%s: %s',
-                self._shard,
+                self.shard,
                 node,
                 when,
                 shown_error(error),
-                extra={"shard": self._shard, "node": node, "error": type(error).__name__},
+                extra={"shard": self.shard, "node": node, "error": type(error).__name__},
             )
         if self._followed.on_retry is not None:
             self._followed.on_retry(error)
@@ -393,26 +431,36 @@ class Attempts:
                     changed.clear()
 
     def _has_moved(self) -> bool:
-        """Return whether the shard has another node than the one that was tried last."""
+        """Return whether the shard has another node than was tried last, or the directory has changed."""
+        if self._has_newer_homes():
+            return True
         placement = self._followed.current
-        name = placement.node_of.get(self._shard)
+        name = placement.node_of.get(self.shard)
         return name is not None and placement.nodes[name] != self._node
 
-    def _left_of_a_fence_s(self, error: ShardFenced) -> float:
+    def _has_newer_homes(self) -> bool:
+        return self._locate is not None and self._followed.homes.version != self._located_at
+
+    def _left_of_a_fence_s(self, error: ShardFenced | KeyMoved) -> float:
         now = time.monotonic()
-        if isinstance(error, ShardMoved):
+        if isinstance(error, ShardMoved | KeyMoved):
             self._fenced_at = None
             return float("inf")
         self._fenced_at = self._fenced_at or now
         return self._fenced_at + _FENCED_PATIENCE_S - now
 
-    def _give_up(self, error: ShardFenced) -> NoReturn:
-        if not isinstance(error, ShardMoved) or self._patience_s <= 0:
+    def _give_up(self, error: ShardFenced | KeyMoved) -> NoReturn:
+        if not isinstance(error, ShardMoved | KeyMoved) or self._patience_s <= 0:
             raise error
         if not self._could_read:
-            raise ShardMoved(
+            raise type(error)(
                 f"{error.message}, but the catalog, which names its new node, could not be read",
                 hint="Check that the catalog's server is up and reachable, then run it again.",
+            ) from error
+        if isinstance(error, KeyMoved):
+            raise KeyMoved(
+                f"{error.message}, but the catalog did not record that within {self._patience_s:g} s",
+                hint="Check whether its move was interrupted or takes longer: shardids tenant list",
             ) from error
         raise ShardMoved(
             f"{error.message}, but the catalog did not record that within {self._patience_s:g} s",

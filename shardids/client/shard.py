@@ -83,12 +83,20 @@ class Shard:
         after: the ID that those of its sessions, transactions and blocks sort after; ``None`` for any.
     """
 
-    __slots__ = ("_cluster", "after", "number")
+    __slots__ = ("_cluster", "_locate", "_located_at", "after", "number")
 
-    def __init__(self, cluster: Cluster, number: int, after: int | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        number: int,
+        after: int | None,
+        locate: Callable[[], int] | None = None,
+        located_at: int = 0,
+    ) -> None:
         self._cluster = cluster
         self.number = number
         self.after = after
+        self._locate, self._located_at = locate, located_at
 
     def __repr__(self) -> str:
         return f"Shard(number={self.number}, after={self.after})"
@@ -168,7 +176,8 @@ class Shard:
         """Call ``fn(session)`` in one transaction on the shard, commit, and return the result of ``fn``.
 
         When the shard is fenced, has moved or is gone, or the connection to its node is lost, this reads the
-        placement again and repeats the whole transaction on the shard's new owner. If the old node reports a
+        placement again and repeats the whole transaction on the shard's new owner; when the key, the ID or
+        the look-up key that it was found by is in another shard by now, there. If the old node reports a
         move that the catalog does not show yet, it waits up to ``patience_s`` seconds (5) in all, and now
         and then tries the old node, since a move can be aborted. ``fn`` may therefore run several times: it
         should have no effects outside ``session``, and leave COMMIT to this method.
@@ -182,21 +191,26 @@ class Shard:
             BadArgument, TooFarAhead, UnknownShard: see :meth:`session`.
             ConnectionFailed: the node cannot be reached, and the shard is still on it.
             ShardMoved: the catalog still shows the old node after ``patience_s``.
+            KeyMoved: likewise the key's old shard; or the shard was named by its number.
             ShardFenced: the shard is fenced and is not being moved.
             CommitUncertain: the connection was lost during COMMIT.
         """
         kept = {"expire_on_commit": False} | options
 
         def transaction(node: Node) -> T:
-            with self._session(node, dict(kept)) as session, session.begin():
+            with self._at(attempts.shard)._session(node, dict(kept)) as session, session.begin():
                 return fn(session)
 
         attempts = self._attempts(patience_s)
         with self._cluster._kinds.running(self.number, attempts):
             return attempts.repeat(transaction)
 
+    def _at(self, number: int) -> Shard:
+        """Return the shard that a transaction is for: another one has taken the key over, or not."""
+        return self if number == self.number else Shard(self._cluster, number, self.after)
+
     def _attempts(self, patience_s: float) -> Attempts:
-        return Attempts(self._cluster._followed, self.number, patience_s)
+        return Attempts(self._cluster._followed, self.number, patience_s, self._locate, self._located_at)
 
     def _session(self, node: Node, options: dict[str, Any]) -> Session:
         cluster = self._cluster

@@ -152,7 +152,7 @@ def run_in_shard(fn: Callable[[], T], *, patience_s: float = PATIENCE_S, **where
     Raises:
         BadArgument: ``after`` is no ID of this cluster, or an old one; or a new object's key is earlier.
         django.db.Error: ``after`` leads the node's clock by more than ``max_past``.
-        ShardFenced, ShardMoved, ConnectionFailed: another attempt can't help.
+        ShardFenced, ShardMoved, KeyMoved, ConnectionFailed: another attempt can't help.
         CommitUncertain: the connection was lost during COMMIT; nothing is repeated.
         ShardLost, UnknownShard: no node has the shard.
         RuntimeError: a transaction is open on the shard.
@@ -160,14 +160,15 @@ def run_in_shard(fn: Callable[[], T], *, patience_s: float = PATIENCE_S, **where
     cluster = get_cluster()
     shard = cluster.at(**where)
     number, latest = shard.number, shard.after
-    attempts = Attempts(cluster._followed, number, patience_s)
+    attempts = shard._attempts(patience_s)
     with cluster._kinds.running(number, attempts):
-        return _attempted(fn, attempts, number, latest)
+        return _attempted(fn, attempts, latest)
 
 
-def _attempted(fn: Callable[[], T], attempts: Attempts, number: int, latest: int | None) -> T:
+def _attempted(fn: Callable[[], T], attempts: Attempts, latest: int | None) -> T:
     while True:
         node = attempts.next_node()
+        number = attempts.shard
         has_returned = False
         try:
             with ExitStack() as stack:

@@ -14,6 +14,7 @@ from itertools import chain
 
 from sqlalchemy import text
 
+from shardids.catalog.keys.copies import bring_to
 from shardids.catalog.losses import complete_loss, read_arrivals
 from shardids.catalog.moves import read_moves
 from shardids.catalog.nodes import Nodes
@@ -142,6 +143,8 @@ def replace_node(
                 # A standby may lack ranges of its primary, and serves clients from here on.
                 with nodes[name].begin() as connection:
                     bring(connection, skipped_ranges(catalog))
+                    with catalog.engine.connect() as source:
+                        bring_to(source, connection)
                 lost = {shard.shard for shard in found.lost}
                 _fence(nodes, new, found, found.active_here.keys() - lost)
                 _close_references(nodes, new, references_of(catalog).writer)

@@ -488,7 +488,7 @@ _ALWAYS = text("""
            t.tgrelid::regclass::text as table, 'trigger' as kind
     from pg_trigger t
     where t.tgrelid = any (shardids.tables_of(:shard)) and t.tgenabled in ('A', 'R') and not t.tgisinternal
-      and t.tgname <> 'shardids_barrier'
+      and t.tgname <> 'shardids_barrier' and not starts_with(t.tgname, 'shardids_key_')
     union all
     select format('rule %s of table %s', r.rulename, r.ev_class::regclass), r.ev_class::regclass::text, 'rule'
     from pg_rewrite r

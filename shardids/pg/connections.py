@@ -21,6 +21,7 @@ from shardids.errors import (
     ClusterConflict,
     CommitUncertain,
     ConnectionFailed,
+    KeyMoved,
     MissingPrivilege,
     ShardFenced,
     ShardidsError,
@@ -377,7 +378,7 @@ def _ended_a_transaction(context: ExceptionContext) -> bool:
 
 
 def may_have_moved(error: BaseException) -> bool:
-    """Return whether an error may mean that the shard has moved, or that its node is gone.
+    """Return whether an error may mean that the shard or the key has moved, or that its node is gone.
 
     After such an error nothing was committed; :class:`CommitUncertain` is therefore not among them.
     """
@@ -390,7 +391,7 @@ def may_have_moved(error: BaseException) -> bool:
         )
         return isinstance(error.orig, gone)
     lost = isinstance(error, ConnectionFailed) and not isinstance(error, CommitUncertain)
-    return lost or isinstance(error, ShardFenced | UnknownShard)
+    return lost or isinstance(error, ShardFenced | UnknownShard | KeyMoved)
 
 
 def has_stale_plan(error: BaseException) -> bool:
@@ -477,7 +478,9 @@ _GRANT: Final = (
 def translate(error: psycopg.Error, *, what: str, url: URL) -> ShardidsError | None:
     """Return the shardids exception for a driver's error; ``None`` if the driver's own is better."""
     diag = error.diag
-    ours = from_database(error.sqlstate, diag.message_primary or "", diag.message_hint or "")
+    ours = from_database(
+        error.sqlstate, diag.message_primary or "", diag.message_hint or "", diag.message_detail or ""
+    )
     if ours is not None:
         return ours
     if isinstance(error, psycopg.errors.InsufficientPrivilege):

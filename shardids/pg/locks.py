@@ -50,6 +50,8 @@ class AdvisoryLock(IntEnum):
     """(class, 0) in the catalog: the one rebalance; as long as its process lives."""
     COUNTER_LANE = 1936220540
     """(class, hash) on a node: begins a lane of a counter; nobody waits; until the transaction ends."""
+    KEY_BARRIER = 1936220545
+    """(class, key's move) on a node: shared by every writer of the key's rows; the mover waits for all."""
     # Transactions over several nodes take 64-bit keys of their own beside these: shardids.pg.gids.lock_of.
 
 

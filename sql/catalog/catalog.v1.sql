@@ -20,12 +20,16 @@ create table shardids_catalog.cluster (
   shard_count   integer     not null check (shard_count between 1 and 1 << shard_bits),
   old_ids_below bigint      check (old_ids_below > 0),
   version       bigint      not null default 1,
+  homes_version bigint      not null default 0,
+  homes_reset   bigint      not null default 0,
   created_at    timestamptz not null default now()
 );
 
-comment on table shardids_catalog.cluster is 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
+comment on table shardids_catalog.cluster is 'The cluster; everything but the versions is fixed for good, old_ids_below once it is written';
 comment on column shardids_catalog.cluster.old_ids_below is 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
-comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes, regions or placement';
+comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes, regions, placement or the directory of keys';
+comment on column shardids_catalog.cluster.homes_version is 'The version of the last change of the directory of keys; 0: none';
+comment on column shardids_catalog.cluster.homes_reset is 'The version at which the directory was last emptied by TRUNCATE: who has an older one reads it anew';
 
 create table shardids_catalog.region (
   name        text        primary key,
@@ -185,7 +189,9 @@ begin
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
-    ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route to %I', role);
+    ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route, shardids_catalog.key_home,'
+    ' shardids_catalog.key_home_gone, shardids_catalog.moved_key, shardids_catalog.moved_id_list to %I', role);
+  execute format('grant select (source, target, is_unsettled, ended_at) on shardids_catalog.key_move to %I', role);
   execute format('grant execute on function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text) to %I', role);
 end
 $$;

@@ -191,7 +191,7 @@ object as materialized (
   join pg_trigger t on t.tgrelid = r.oid
   left join pg_constraint k on k.oid = t.tgconstraint
   where case when t.tgisinternal then t.tgenabled <> 'O' else not (t.tgname in ('shardids_barrier', 'shardids_adoption', 'shardids_back', 'shardids_back_full')
-                                                                or starts_with(t.tgname, 'shardids_lookup_')) end
+                                                                or starts_with(t.tgname, 'shardids_lookup_') or starts_with(t.tgname, 'shardids_key_')) end
   union all
   select r.id, 'rule', format('%s.%s', r.relname, w.rulename), 'pg_rewrite'::regclass, w.oid, 0, null, null, null,
          concat_ws(' ', pg_get_ruledef(w.oid), case w.ev_enabled when 'D' then 'disabled' when 'R' then 'enable replica'

@@ -2,12 +2,16 @@
 -- Locks:      none beyond those of CREATE.
 -- Privileges: CREATE on schema shardids_catalog.
 
--- As shardids.shard_for_key on the nodes, of which this database need not be one. A region's shards are the keys' only if it is named.
+-- By the directory of keys or else by the hash, as shardids.shard_for_key has it on the nodes, of which this database need not be one.
+-- A region's shards are the keys' only if it is named.
 create function shardids_catalog.shard_for_key(key text, region text default null) returns integer
 language sql stable parallel safe
 return (
-  select s.first_shard
-         + mod(h.hash + case when h.hash < 0 then 18446744073709551616 else 0::numeric end, s.shard_count)::integer
+  select coalesce(
+           (select d.shard from shardids_catalog.key_home d
+            where d.kind = 'text' || coalesce('@' || shard_for_key.region, '') and d.key = shard_for_key.key),
+         s.first_shard
+         + mod(h.hash + case when h.hash < 0 then 18446744073709551616 else 0::numeric end, s.shard_count)::integer)
   from (select ('x' || encode(substr(sha256(convert_to('s:' || key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint as hash) h
   cross join (
     select 0 as first_shard, c.shard_count from shardids_catalog.cluster c where shard_for_key.region is null
@@ -15,7 +19,7 @@ return (
     select r.first_shard, r.last_shard - r.first_shard + 1 from shardids_catalog.region r where r.name = shard_for_key.region) s);
 
 comment on function shardids_catalog.shard_for_key(text, text) is
-  'The shard of a text key, of all shards or of a region''s; null if there is no such region';
+  'The shard where the rows of a text key live, of all shards or of a region''s; null if there is no such region';
 
 create function shardids_catalog.percent_decoded(encoded text) returns text
 language sql immutable strict parallel safe

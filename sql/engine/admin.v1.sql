@@ -257,7 +257,7 @@ begin
   execute (
     select format('grant usage on schema shardids, shardids_ref, %s to %I', string_agg(quote_ident(shardids.schema_of(s)), ', '), role)
     from unnest(shards) s);
-  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
+  execute format('grant select on shardids.node, shardids.shard, shardids.skipped, shardids.key_home to %I', role);
   -- Those of the engine are needed where functions are not everybody's by default.
   execute (
     select format('grant execute on function %s, %s to %I',
@@ -268,7 +268,7 @@ begin
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'current_id', 'lagging_id',
                         'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references',
-                        'shard_for_key', 'shard_for_hash', 'refused_count'));
+                        'shard_for_key', 'shard_for_hash', 'refused_count', 'home_of'));
   execute (
     select format('grant usage on sequence %s to %I', string_agg(format('%I.id_counter', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
   execute (

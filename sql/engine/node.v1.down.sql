@@ -20,8 +20,8 @@ begin
       errcode = 'SI007', message = format('node "%s" holds %s shards; its engine stays', (select name from shardids.node), held),
       hint = 'Move or drop the shards first.';
   end if;
-  drop function shardids.return_leases(integer[], uuid);
-  drop table shardids.shard, shardids.node, shardids.skipped, shardids.lease;
+  drop function shardids.return_leases(integer[], uuid), shardids.home_of(text, text);
+  drop table shardids.key_home, shardids.shard, shardids.node, shardids.skipped, shardids.lease, shardids.key_change, shardids.key_return;
   drop sequence shardids.step_1, shardids.step_2, shardids.step_3, shardids.step_4,
     shardids.before_1, shardids.before_2, shardids.before_3, shardids.before_4, shardids.step_dropped, shardids.step_latest;
   -- Later functions depend on earlier ones.

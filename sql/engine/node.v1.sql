@@ -15,6 +15,7 @@ create table shardids.node (
   -- A year, less some days: a mistyped year must not pass, and a server that slept for a season wakes by itself.
   max_step      interval not null default '360 days' check (max_step between '1 day' and '100 years'),
   clock_confirmed_at timestamptz,
+  homes_version bigint   not null default 0,
   max_reserve   integer  not null default 4194304 check (max_reserve between 1 and 16777216),
   sees_all      boolean  not null default pg_has_role(current_user, 'pg_read_all_stats', 'usage'),
   -- A fence or an activation after a jump leads by up to six margins; none must lead past what draws may be ahead.
@@ -29,6 +30,7 @@ comment on column shardids.node.safety_margin is 'How far IDs jump ahead of the 
 comment on column shardids.node.max_past is 'How far ahead of this server''s clock an ID may be that shardids.advance_past() goes past; six times safety_margin at least';
 comment on column shardids.node.max_step is 'How far the clock may go ahead at once, since any shard drew, before it has to be confirmed';
 comment on column shardids.node.clock_confirmed_at is 'This server''s clock when shardids node confirm-clock compared it with others';
+comment on column shardids.node.homes_version is 'The version of the catalog''s directory of keys that shardids.key_home was last brought to';
 comment on column shardids.node.max_reserve is 'How many IDs one call may reserve';
 
 comment on column shardids.node.sees_all is 'Whether the owner could read all statistics at installation: see shardids.incarnation';

@@ -152,7 +152,7 @@ def test_it_starts_with_the_first_use_and_ends_with_close(
     url: URL, admin: psycopg.Connection, nobody_listens: None
 ) -> None:
     with Cluster.connect(url) as cluster:
-        cluster.shard_for("ann")
+        cluster.decode(cluster.layout.encode(ms=1, shard=2))
         assert threads() == []
         start(cluster, admin, url)
         for shard in range(4):

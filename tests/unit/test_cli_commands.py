@@ -22,7 +22,7 @@ from shardids.compare.multimaster import HEADROOM
 from shardids.tables import transactions
 
 ROOT = Path(__file__).parents[2]
-MOST_COMMANDS = 81
+MOST_COMMANDS = 86
 SQL_STACK = ("sqlalchemy", "psycopg", "alembic", "mako", "numpy", "tomlkit")
 OUR_OWN = (
     "shardids.adopt",

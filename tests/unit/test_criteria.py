@@ -22,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column, relationship
 
 from shardids import primary_key, sharding_key
+from shardids.catalog.keys.known import NO_HOMES
 from shardids.catalog.topology import shard_for_key
 from shardids.client.routing.criteria import Named, Read, narrowed
 from shardids.client.routing.models import Key, facts_of
@@ -35,6 +36,8 @@ class Finder:
     layout: Layout = DEFAULT
     shard_count = 16
     old_ids = None
+    homes = NO_HOMES
+    moved_ids = None
 
     def shard_of(self, id_: int, *, of: str | None = None) -> int:
         shard = DEFAULT.decode(id_).shard

@@ -13,9 +13,12 @@ def upgrade() -> None:
         "catalog/catalog.v1.sql",
         "catalog/old_ids.v1.sql",
         "catalog/lookups.v1.sql",
+        "catalog/homes.v1.sql",
+        "catalog/moved_ids.v1.sql",
         "catalog/adoption.v1.sql",
         "catalog/references.v1.sql",
         "catalog/recorded.v1.sql",
+        "catalog/key_moves.v1.sql",
         "views/query_node.v1.sql",
         "catalog/routes.v1.sql",
     )

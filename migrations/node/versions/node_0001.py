@@ -15,6 +15,7 @@ def upgrade() -> None:
         "engine/decode.v1.sql",
         "engine/keys.v1.sql",
         "engine/node.v1.sql",
+        "engine/homes.v1.sql",
         "engine/identity.v1.sql",
         "engine/engine.v1.sql",
         "engine/admin.v1.sql",
@@ -27,6 +28,7 @@ def upgrade() -> None:
         "counters/counters.v1.sql",
         "reference/reference.v1.sql",
         "lookups/node.v1.sql",
+        "tenants/leaving.v1.sql",
     )
 
 

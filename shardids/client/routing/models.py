@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstanceState, Mapper, RelationshipProperty, Session
 from sqlalchemy.types import TypeEngine
 
-from shardids.catalog.topology import shards_for_keys
+from shardids.catalog.keys.known import KnownHomes
 from shardids.errors import BadArgument, UnknownId, UnsupportedKey
 from shardids.ids.layout import Layout
 from shardids.models.columns import REGION_OF_KEY, SHARDING_KEY, RegionOfKey, is_reference, next_id
@@ -144,6 +144,13 @@ class OldIds(Protocol):
         """Return the shards of a table's old IDs, without those that no row had."""
 
 
+class MovedIds(Protocol):
+    """A finder of the shards of rows that have left the one they were born in."""
+
+    def learn(self, ids: Iterable[int], layout: Layout) -> None:
+        """Ask for the shards of IDs at once, as far as a server has to be asked for them."""
+
+
 class ShardFinder(Protocol):
     """A finder of the shards of IDs and keys: the cluster."""
 
@@ -164,6 +171,14 @@ class ShardFinder(Protocol):
 
     def shard_for(self, key: Key, *, region: str | None = None) -> int:
         """Return the shard of a sharding key, among those of its region."""
+
+    @property
+    def homes(self) -> KnownHomes:
+        """The directory of keys."""
+
+    @property
+    def moved_ids(self) -> MovedIds | None:
+        """The finder of the shards of rows that have left the one they were born in."""
 
 
 Claimed = Mapping[Any, int]
@@ -245,7 +260,9 @@ class Tells:
             values = [value for value, id_ in stored if id_ not in shards and not old.has(id_)]
         values = list(values)
         if self.kind in (int, str) and self.region is None and type_ is None and self._is_plain(values):
-            return list(zip(values, shards_for_keys(values, finder.shard_count), strict=True))
+            return list(zip(values, finder.homes.shards_for(values, finder.shard_count), strict=True))
+        if self.kind is None and len(values) > 1 and finder.moved_ids is not None:
+            finder.moved_ids.learn((value for value in values if type(value) is int), finder.layout)
         for value in values:
             with suppress(UnknownId):
                 found.append((value, self.shard(value, finder, type_)))

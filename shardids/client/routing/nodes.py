@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -81,13 +81,29 @@ class Everywhere(NamedTuple):
 _EVERYWHERE: Final[WeakKeyDictionary[Any, tuple[Placement, Everywhere]]] = WeakKeyDictionary()
 
 
+def settled(cluster: Shards, shards: Collection[int] | None) -> Placement:
+    """Return the placement if statements over these shards, by default all, see each row once by it.
+
+    Raises:
+        RowsUnsettled: the rows of a key are just being moved from or to one of them.
+    """
+    placement = cluster.placement
+    if placement.unsettled:
+        # The end of the move may not have been heard of yet.
+        cluster.refresh()
+        placement = cluster.placement
+        placement.require_settled(shards)
+    return placement
+
+
 def everywhere(cluster: Shards) -> Everywhere:
     """Return all shards of a cluster; kept until its placement changes.
 
     Raises:
         ShardLost: one lives nowhere.
+        RowsUnsettled: a key's rows are just being moved between two shards.
     """
-    placement, known = cluster.placement, _EVERYWHERE.get(cluster)
+    placement, known = settled(cluster, None), _EVERYWHERE.get(cluster)
     if known is None or known[0] is not placement:
         shards = placement.all_shards()
         schemas = [

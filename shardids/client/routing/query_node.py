@@ -77,6 +77,7 @@ def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, s
             names, or would not see the rows that the session's transaction sees.
         ClusterConflict: the query node does not read the shards where they are.
         MissingPrivilege: the role may not read the views.
+        RowsUnsettled: a key's rows are just being moved between two shards.
     """
     session: NodeSession = context.session  # type: ignore[assignment]  # it is one
     if isinstance(statement, Select) and clauses_of(statement).locks:
@@ -99,6 +100,8 @@ def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, s
         if explained is None:
             raise
         session.shards.refresh()
+        # The query node hears first that rows are on their way between two shards.
+        session.shards.placement.require_settled()
         raise explained from error
     # The shard's node is not asked: the statement is loaded from the rows that are there.
     if _log.isEnabledFor(INFO):

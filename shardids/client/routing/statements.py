@@ -23,7 +23,7 @@ from shardids.client.routing.fanout import (
     plan,
 )
 from shardids.client.routing.models import facts_of
-from shardids.client.routing.nodes import SHARD, NodeSession, everywhere
+from shardids.client.routing.nodes import SHARD, NodeSession, everywhere, settled
 from shardids.client.routing.query_node import ENGINE, by_views
 from shardids.client.routing.sent import kinds_on, part_of, with_parts
 from shardids.client.routing.shapes import Check, conjuncts
@@ -111,8 +111,11 @@ class Execution:
         return Read(statement, self._given, self._shards).named()
 
     def _all_of(self, named: Named) -> Sequence[int]:
+        if named.shards is None:
+            return everywhere(self._shards).shards
+        settled(self._shards, named.shards)
         # Criteria that contradict each other find nothing, wherever they are asked.
-        return everywhere(self._shards).shards if named.shards is None else sorted(named.shards) or [0]
+        return sorted(named.shards) or [0]
 
     # UPDATE and DELETE.
 

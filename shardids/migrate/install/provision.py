@@ -11,6 +11,7 @@ from uuid import uuid4
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
+from shardids.catalog.keys.copies import bring_to
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.recorded import contract_of, write_contract
 from shardids.catalog.references import references_of, require_none
@@ -130,6 +131,7 @@ def add_node(
             # After that: a range that is written later is brought to this node, too.
             bring(connection, skipped_ranges(catalog))
             with catalog.engine.begin() as recording_it:
+                bring_to(recording_it, connection)
                 write_contract(recording_it, name, contract_of(connection), "node add", anew=False)
 
 

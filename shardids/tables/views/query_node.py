@@ -146,15 +146,18 @@ def _record(connection: Connection, wanted: QueryNode) -> None:
     )
 
 
-def follow(catalog: Catalog, *, url: str | None = None, store_password: bool = False) -> tuple[str, ...]:
+def follow(
+    catalog: Catalog, *, url: str | None = None, store_password: bool = False, settles: bool = False
+) -> tuple[str, ...]:
     """Refresh the query node after a change of nodes, shards or tables; return a line if that failed.
 
-    ``url`` may bring the password of a query node that is not a node.
+    ``url`` may bring the password of a query node that is not a node. ``settles``: the caller knows that each
+    row of a key that was moved is in one shard again, before the placement says so.
     """
     try:
         there = query_node_of(catalog)
         if there is not None:
-            bring_up_to_date(catalog, there, url=url, store_password=store_password)
+            bring_up_to_date(catalog, there, url=url, store_password=store_password, settles=settles)
     except ShardidsError as error:
         hint = error.hint or "When that is repaired"
         if "query-node refresh" not in hint:

@@ -154,10 +154,11 @@ def bring_up_to_date(
     store_password: bool = False,
     dry_run: bool = False,
     named: Collection[str] = (),
+    settles: bool = False,
 ) -> Refreshed:
     """Make the query node show the shards' tables as they are, each from its owner.
 
-    ``named`` are tables that have to be there.
+    ``named`` are tables that have to be there. ``settles``: each row of a key that was moved is in one shard.
 
     With ``dry_run`` all is rolled back, and the nodes are not asked for their rows.
 
@@ -173,6 +174,9 @@ def bring_up_to_date(
         placement = catalog.placement()
         # Rows of a lost shard would be missing without a word.
         placement.all_shards()
+        # And those of a key that is on its way would be there twice.
+        if not settles:
+            placement.require_settled()
         references = references_of(catalog)
         shown = shown_tables(database)
         own(database, there)
@@ -198,6 +202,27 @@ def bring_up_to_date(
             transaction.commit()
             _drop_unused_local(nodes, views, shown)
     return Refreshed(statements=done, left_out=choice.left_out)
+
+
+def hide(catalog: Catalog, there: QueryNode, names: Collection[str], nodes: Collection[str]) -> None:
+    """Let the query node read no rows of tables from nodes: queries fail by a name until the next refresh.
+
+    Queries that are under way have ended when it returns.
+    """
+    with connection_to(catalog, there) as database, database.begin():
+        lock(database, there.where)
+        shown = [table for table in shown_tables(database).tables if table.name in names]
+        own(database, there)
+        servers = {statements.server_name(node) for node in nodes}
+        _lock_tables(database, there, sorted(table.name for table in shown))
+        run(
+            database,
+            (
+                statements.hidden(table.name, server)
+                for table in shown
+                for server in sorted(servers & table.parts.keys())
+            ),
+        )
 
 
 def _require_free(database: Connection, there: QueryNode, cluster: UUID) -> None:

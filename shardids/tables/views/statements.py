@@ -240,6 +240,8 @@ def _common_columns(definitions: Sequence[FoundTable]) -> tuple[QueryColumn, ...
 
 LOCAL: Final = "shardids_local"
 """The schema, on each node, of the views over its shards."""
+_HIDDEN: Final = "rows of a key are being moved: again in a moment"
+"""The name of the view that a foreign table reads in vain meanwhile."""
 FOREIGN: Final = "shardids_foreign"
 """The schema, on the query node, of the tables whose partitions are the nodes."""
 NODES: Final = "shardids_nodes"
@@ -443,6 +445,13 @@ def parts(
             yield sql.SQL("alter foreign table {} options (set table_name {})").format(
                 _part(table.name, server), sql.Literal(view.name)
             )
+
+
+def hidden(table: str, server: str) -> sql.Composable:
+    """Let a table read no rows of a node, and fail by a name that says why."""
+    return sql.SQL("alter foreign table {} options (set table_name {})").format(
+        _part(table, server), sql.Literal(_HIDDEN)
+    )
 
 
 def probe(server: str) -> Iterator[sql.Composable]:

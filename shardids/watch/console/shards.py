@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
+from shardids.catalog.keys.homes import read_homes
 from shardids.catalog.moves import read_moves
 from shardids.catalog.shards import Shard
 from shardids.catalog.topology import schema_name
@@ -136,6 +137,9 @@ _TABLES: Final = text("""
     order by 3 desc, 1""")
 
 
+_MOST_KEYS: Final = 50
+
+
 def shard(number: int, seen: Seen, history: History, databases: Databases, facts: SlowFacts) -> Values:
     """Return the known values of a shard. Those that cannot be read now are ``None``: see ``errors``.
 
@@ -171,6 +175,7 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
         "size_bytes": facts.sizes.get(number),
         "revision": facts.revisions.get(number),
         "moves": _moves(number, seen, databases, errors),
+        "keys": _keys(number, databases, errors),
         "times": [round(point.time, 1) for point in points],
         "ticks_per_s": [rounded(rate_of(point, number)) for point in points],
         "errors": errors,
@@ -220,3 +225,15 @@ def _moves(number: int, seen: Seen, databases: Databases, errors: list[str]) -> 
         errors.append(str(told(error)))
         return None
     return [move_values(move, seen) for move in reversed(found)]
+
+
+def _keys(number: int, databases: Databases, errors: list[str]) -> list[Values] | None:
+    """Return the keys that live in a shard by the directory, at most so many as are shown and one."""
+    try:
+        found = databases.of_catalog(
+            lambda connection: read_homes(connection, shard=number, limit=_MOST_KEYS + 1)
+        )
+    except ShardidsError as error:
+        errors.append(str(told(error)))
+        return None
+    return [{"key": one.key, "kind": one.kind, "since": one.since.timestamp()} for one in found]

@@ -419,3 +419,41 @@ def old_copy(facts: ClusterFacts) -> Iterator[Found]:
             nodes=(name,),
             shards=tuple(old),
         )
+
+
+@check(
+    "key-homeless",
+    Severity.ERROR,
+    remedy="Bring its shard back, or move the key: `shardids tenant show KEY`.",
+)
+def key_homeless(facts: ClusterFacts) -> Iterator[Found]:
+    """The directory of keys names a shard that is not active, or not of the key's region."""
+    for home in facts.homeless:
+        placed = facts.placed.get(home.shard)
+        state = "not of its region" if placed is None or placed.state == "active" else placed.state
+        yield Found(
+            what=f"key {home.key[:60]!r} of kind {home.kind} lives in shard {home.shard}, which is {state}",
+            to_do="Bring the shard back, or move the key",
+            commands=in_shell(f"shardids tenant show {shlex.quote(home.key)} --kind {home.kind}"),
+            shards=(home.shard,),
+        )
+
+
+@check(
+    "directory-copy",
+    Severity.WARNING,
+    remedy="Bring the copies up to date: `shardids tenant sync`.",
+)
+def directory_copy(facts: ClusterFacts) -> Iterator[Found]:
+    """A node's copy of the directory of keys differs from the catalog: SQL there misses keys that moved."""
+    wanted = facts.homes
+    for name, node in facts.nodes.items():
+        if wanted is None or node.homes is None or node.homes == wanted:
+            continue
+        yield Found(
+            what=f'node "{name}" has {node.homes.keys} keys of the directory at version {node.homes.version},'
+            f" the catalog {wanted.keys} at version {wanted.version}",
+            to_do="Bring the copies up to date",
+            commands=in_shell("shardids tenant sync"),
+            nodes=(name,),
+        )

@@ -8,6 +8,8 @@ from datetime import datetime
 from uuid import UUID
 
 from shardids.beside.capture import Capture
+from shardids.catalog.keys.copies import CopyState
+from shardids.catalog.keys.homes import Home
 from shardids.catalog.objects import SchemaObject
 from shardids.catalog.recorded import Contract, Key, RecordedSchema
 from shardids.catalog.rows import Description
@@ -319,6 +321,7 @@ class NodeFacts:
     shards: Mapping[int, LocalShard] = field(default_factory=dict)
     draws: Mapping[int, tuple[Shard, Shard]] = field(default_factory=dict)
     skipped: Sequence[Skipped] = ()
+    homes: CopyState | None = None
     revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     application_revisions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     recorded: Sequence[Recorded] = ()
@@ -371,9 +374,9 @@ class ClusterFacts:
     """The catalog and all its nodes.
 
     ``is_migrating``: the application's migrations were running. ``region_of`` has the shards that belong to a
-    region. ``skipped``: the ticks that shards pass over, as the catalog has them. ``recorded`` are the
-    schemas that shards must have, except those ``rerecorded`` while the nodes were read; ``contracts`` are
-    those of the nodes.
+    region. ``skipped``: the ticks that shards pass over, as the catalog has them. ``homes``: the directory of
+    keys, ``homeless`` its entries whose shards can't have them. ``recorded`` are the schemas that shards must
+    have, except those ``rerecorded`` while the nodes were read; ``contracts`` are those of the nodes.
     """
 
     at: datetime
@@ -390,6 +393,8 @@ class ClusterFacts:
     region_of: Mapping[int, str] = field(default_factory=dict)
     catalog_strangers: Strangers | None = None
     skipped: Sequence[Skipped] = ()
+    homes: CopyState | None = None
+    homeless: Sequence[Home] = ()
     recorded: Mapping[Key, RecordedSchema] = field(default_factory=dict)
     rerecorded: frozenset[Key] = frozenset()
     contracts: Mapping[str, Contract] = field(default_factory=dict)

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection, Engine, text
 
 from shardids.beside.capture import read_capture
+from shardids.catalog.keys.copies import catalog_state, node_state
+from shardids.catalog.keys.homes import homeless
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.objects import read_objects
 from shardids.catalog.recorded import contract_of, read_contracts, read_schemas
@@ -70,6 +72,8 @@ T = TypeVar("T", OpenMove, OpenLoss)
 
 _NAME: Final = "shardids doctor"
 _CONNECT_TIMEOUT_S: Final = 5
+_MOST_HOMES: Final = 20
+"""How many entries of the directory of keys are named whose shards can't have them."""
 _RATE_INTERVAL_S: Final = 0.5
 """The shortest time between the two readings that give a shard's ticks per second."""
 
@@ -119,9 +123,10 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[CatalogState, CatalogSt
             catalog_owner = owner_of(connection, "shardids_catalog.cluster")
             catalog_found = strangers_in(connection, ("shardids_catalog",), catalog_owner)
             skipped = read_skipped(connection, "shardids_catalog")
+            homes, lost_homes = catalog_state(connection), homeless(connection, _MOST_HOMES)
             recorded = read_schemas(connection)
             contracts = read_contracts(connection)
-    adopted = adopted_in(catalog, known.old_ids, description.shard_count)
+    adopted = adopted_in(catalog, known, description.shard_count)
     regions = tuple(known.regions.values())
     clock = LocalClock()
     with (
@@ -171,6 +176,8 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[CatalogState, CatalogSt
         references=followed,
         catalog_strangers=Strangers(owner=catalog_owner, found=catalog_found),
         skipped=skipped,
+        homes=homes,
+        homeless=lost_homes,
         recorded={key: one for key, one in recorded_now.items() if recorded.get(key) == one},
         contracts=contracts,
         rerecorded=frozenset(key for key, one in recorded_now.items() if recorded.get(key) != one),
@@ -225,8 +232,9 @@ def _node_facts(
     with connection.begin():
         prepare(connection)
         skipped = read_skipped(connection)
+        homes = node_state(connection)
         contract = contract_of(connection)
-    yield {"engine": engine, "shards": shards, "skipped": skipped, "contract": contract}
+    yield {"engine": engine, "shards": shards, "skipped": skipped, "homes": homes, "contract": contract}
     begun = time.monotonic()
     first = _read_draws(connection, shards)
     held_before = {_held(holder) for holder in read(connection, "doctor/locks.v1", LockHolder)}

@@ -10,11 +10,12 @@ from typing import Any, Final, Self, TypeVar
 from psycopg import sql
 from sqlalchemy import Connection, MetaData
 
+from shardids.catalog.keys.moved_ids import keys_of_ids
 from shardids.catalog.old_ids import read_directory
 from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.skipped import IdSpan, Skipped
-from shardids.catalog.topology import BY_DIRECTORY, BY_KEY, OldIdRule, OldIdRules, schema_name
+from shardids.catalog.topology import BY_DIRECTORY, BY_KEY, OldIdRule, OldIdRules, Placement, schema_name
 from shardids.errors import BadArgument
 from shardids.models.columns import SHARDING_KEY
 from shardids.pg.queries import DROPPED_MEANWHILE, read
@@ -38,6 +39,13 @@ _BYTES: Final = {
     "uuid": sql.SQL("'\\x753a'::bytea || uuid_send(value)"),
 }
 """The bytes of a key to hash, by its type: see :func:`shardids.catalog.topology.key_hash`."""
+_KEYS: Final = {
+    **dict.fromkeys(_INTEGERS, ("bigint", sql.SQL("raw::text"))),
+    **dict.fromkeys(("text", "character varying", "enum"), ("text", sql.SQL("raw::text"))),
+    "bytea": ("bytea", sql.SQL("encode(raw, 'hex')")),
+    "uuid": ("uuid", sql.SQL("raw::text")),
+}
+"""A key's kind in the directory of keys, and its text there, by its type."""
 _MISPLACED: Final = sql.SQL("""
     select {table} as table_name, {column} as column_name, 'key' as said_by, {shard} as shard,
            count(*) as rows, count(wrong) as wrong, (min(wrong))[1] as example,
@@ -125,6 +133,8 @@ def sample_ids(
                count(*) as rows, count(*) filter (where belongs_to <> {shard}) as wrong,
                (min(id) filter (where belongs_to <> {shard}))::text as example,
                (array_agg(belongs_to order by id) filter (where belongs_to <> {shard}))[1] as belongs_to,
+               array_agg(array[id::bigint, belongs_to::bigint] order by id)
+                 filter (where belongs_to <> {shard} and {has_homes}) as strangers,
                max(id) filter (where belongs_to = {shard} and {usual}) as newest
         from (
           select id, {belongs}
@@ -142,15 +152,33 @@ def sample_ids(
             id=sql.Identifier(key.column_name),
             relation=sql.Identifier(schema_name(prefix, shard), key.table_name),
             limit=sql.Literal(_ROWS),
+            has_homes=sql.Literal(adopted.has_homes),
             usual=_usual(ranges.get(shard, ())),
             before=_before(prefix, key, shard, ranges.get(shard, ())),
             belongs=adopted.belongs(adopted.rule(key.table_name, key.column_name), sql.SQL("id")),
         ).as_string()
 
     for _, found in unread.read(chosen, _table_and_shard, query_of):
-        yield from (Sample(**row) for row in found)
+        yield from (_without_moved(row, adopted) for row in found)
     by_directory = [one for one in chosen if adopted.is_by_directory(one[0].table_name, one[0].column_name)]
     yield from _in_directory(prefix, by_directory, adopted=adopted, unread=unread)
+
+
+def _without_moved(row: dict[str, Any], adopted: Adopted) -> Sample:
+    """Return a sample without the IDs whose rows came here with their key."""
+    strangers: dict[int, int] = dict(row.pop("strangers") or ())
+    sample = Sample(**row)
+    if not strangers:
+        return sample
+    moved = adopted.moved(list(strangers))
+    wrong = [id_ for id_ in strangers if moved.get(id_) != sample.shard]
+    example = wrong[0] if wrong else None
+    return replace(
+        sample,
+        wrong=len(wrong),
+        example=None if example is None else str(example),
+        belongs_to=None if example is None else strangers[example],
+    )
 
 
 def read_serials(connection: Connection, prefix: str, unread: Unread) -> list[Serial]:
@@ -296,8 +324,16 @@ def _require_hash(key: ShardingKey, column: _Column) -> None:
 
 
 def _by_hash(column: _Column, adopted: Adopted, regions: Collection[Region]) -> sql.Composed:
-    """Return the shard that a row of the column's shard belongs to, by ``hash``."""
-    everywhere = MODULO.format(hash=sql.SQL("hash"), shards=sql.Literal(adopted.shard_count))
+    """Return the shard that a row of the column's shard belongs to, by the node's directory or ``hash``."""
+    everywhere: sql.Composed = MODULO.format(hash=sql.SQL("hash"), shards=sql.Literal(adopted.shard_count))
+    region_names = [region.name for region in regions if column.shard in region.shards]
+    if adopted.has_homes:
+        kind, key = _KEYS[column.kind]
+        kinds = [kind, *(f"{kind}@{name}" for name in region_names)]
+        everywhere = sql.SQL(
+            "coalesce((select h.shard from shardids.key_home h where h.kind = any ({}) and h.key = {}"
+            " order by h.shard <> {} limit 1), {})"
+        ).format(sql.Literal(kinds), key, sql.Literal(column.shard), everywhere)
     for region in regions:
         if column.shard in region.shards:
             own = MODULO.format(hash=sql.SQL("hash"), shards=sql.Literal(len(region.shards)))
@@ -433,11 +469,17 @@ MODULO: Final = sql.SQL("mod({hash} + case when {hash} < 0 then 1844674407370955
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """The rules of a cluster's old IDs, if it has any; ``directory`` reads chunks of a table's."""
+    """The rules of a cluster's old IDs, if it has any, and of keys that moved.
+
+    ``directory`` reads chunks of a table's directory of old IDs. ``has_homes``: there is a directory of keys.
+    ``moved`` returns the shards of rows that have left the shard that they were born in, by their IDs.
+    """
 
     rules: OldIdRules | None
     shard_count: int
     directory: Callable[[str, Sequence[int]], Mapping[int, int]]
+    has_homes: bool
+    moved: Callable[[Sequence[int]], Mapping[int, int]]
 
     def rule(self, table: str, column: str) -> OldIdRule | None:
         """Return the rule of a table's ID column."""
@@ -472,11 +514,21 @@ class Adopted:
         return {id_: found.get(id_) for id_ in ids}
 
 
-def adopted_in(catalog: Catalog, rules: OldIdRules | None, shard_count: int) -> Adopted:
+def adopted_in(catalog: Catalog, placement: Placement, shard_count: int) -> Adopted:
     """Return the rules, and how to read directories in the catalog."""
+
+    def moved(ids: Sequence[int]) -> Mapping[int, int]:
+        with catalog.engine.connect() as connection:
+            return {id_: key.shard for id_, key in keys_of_ids(connection, ids).items()}
 
     def directory(table: str, ids: Sequence[int]) -> Mapping[int, int]:
         with catalog.engine.connect() as connection:
             return read_directory(connection, table, ids)
 
-    return Adopted(rules=rules, shard_count=shard_count, directory=directory)
+    return Adopted(
+        rules=placement.old_ids,
+        shard_count=shard_count,
+        directory=directory,
+        has_homes=placement.homes_version > 0,
+        moved=moved,
+    )

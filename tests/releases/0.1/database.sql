@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 73074573574144
+    START WITH 73753178406912
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 73130408148993
+    START WITH 73809012981761
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -2321,6 +2321,53 @@ COMMENT ON FUNCTION shardids.follow_writer(name name, conninfo text, publication
 
 
 --
+-- Name: forget_key(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.forget_key(move bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  note regprocedure;
+begin
+  for note in
+    select p.oid::regprocedure from pg_proc p
+    where p.pronamespace = 'shardids'::regnamespace and starts_with(p.proname, format('key_note_%s_', move))
+  loop
+    execute format('drop function %s', note);
+  end loop;
+  execute format('drop sequence if exists shardids.key_gate_%s', move);
+  delete from shardids.key_change c where c.move = forget_key.move;
+end
+$$;
+
+
+--
+-- Name: FUNCTION forget_key(move bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.forget_key(move bigint) IS 'Drops the gate and the notes of a key''s move';
+
+
+--
+-- Name: gate_of(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.gate_of(move bigint) RETURNS regclass
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN to_regclass(format('shardids.key_gate_%s'::text, move));
+
+
+--
+-- Name: FUNCTION gate_of(move bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.gate_of(move bigint) IS 'The sequence that is used once the barrier of a key is closed';
+
+
+--
 -- Name: grant_usage(integer[], name); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2334,7 +2381,7 @@ begin
   execute (
     select format('grant usage on schema shardids, shardids_ref, %s to %I', string_agg(quote_ident(shardids.schema_of(s)), ', '), role)
     from unnest(shards) s);
-  execute format('grant select on shardids.node, shardids.shard, shardids.skipped to %I', role);
+  execute format('grant select on shardids.node, shardids.shard, shardids.skipped, shardids.key_home to %I', role);
   -- Those of the engine are needed where functions are not everybody's by default.
   execute (
     select format('grant execute on function %s, %s to %I',
@@ -2345,7 +2392,7 @@ begin
                         'sequence_of', 'time_of', 'tick_of', 'ms_of', 'clamped_ms', 'min_id', 'max_id', 'server', 'offset_base',
                         'is_current', 'is_nearly_current', 'is_ahead', 'is_unchanged', 'drawn_id', 'catch_up', 'current_id', 'lagging_id',
                         'offset_ms', 'refuse', 'reserve', 'tick_before', 'is_past', 'max_past_ms', 'advance_past', 'decide', 'await_references',
-                        'shard_for_key', 'shard_for_hash', 'refused_count'));
+                        'shard_for_key', 'shard_for_hash', 'refused_count', 'home_of'));
   execute (
     select format('grant usage on sequence %s to %I', string_agg(format('%I.id_counter', shardids.schema_of(s)), ', '), role) from unnest(shards) s);
   execute (
@@ -2374,6 +2421,82 @@ CREATE FUNCTION shardids.granted_functions(shard integer) RETURNS text
                     format('set_aside_%s(regclass, integer, bigint)', shard), 'next_number(text, text, timestamptz)']) f (signature)
   where f.signature not like 'next\_number%' or to_regprocedure(format('%I.%s', shardids.schema_of(shard), f.signature)) is not null;
 $$;
+
+
+--
+-- Name: guard_key(bigint, integer, regclass, integer, text, text, text, boolean, name[], boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  passes constant text := format('shardids.pass_key(%L, %L, %L)', move, target, key);
+  notes constant text := format('shardids.key_note_%s_%s', move, part);
+  operation text;
+  condition text;
+begin
+  execute format(
+    'create or replace function %1$s() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as %2$L',
+    notes, format($body$
+declare
+  was boolean := false;
+  is_now boolean := false;
+begin
+  if tg_op <> 'INSERT' then
+    was := coalesce(%1$s, false);
+  end if;
+  if tg_op <> 'DELETE' then
+    is_now := coalesce(%2$s, false);
+  end if;
+  if was or is_now then
+    perform shardids.pass_key(%3$L::bigint, %4$L::integer, %5$L);
+  end if;
+  if %6$L and tg_op = 'UPDATE' and was <> is_now then
+    raise exception using errcode = 'SI008',
+      message = format('a row of table %%s can''t change its key while the rows of key %%L are being moved', tg_relid::regclass, %5$L),
+      hint = 'Wait until the move has ended: shardids tenant move --list';
+  end if;
+  if tg_op <> 'INSERT' then
+    insert into shardids.key_change (move, part, key) values (%3$L, %7$L, jsonb_build_object(%8$s));
+  end if;
+  if tg_op = 'INSERT' or tg_op = 'UPDATE' and (%9$s) is distinct from (%10$s) then
+    insert into shardids.key_change (move, part, key) values (%3$L, %7$L, jsonb_build_object(%11$s));
+  end if;
+  return null;
+end
+$body$, is_old, is_new, move, target, key, is_fixed, part,
+        (select string_agg(format('%L, old.%I', k, k), ', ') from unnest(keys) k),
+        (select string_agg(format('old.%I', k), ', ') from unnest(keys) k),
+        (select string_agg(format('new.%I', k), ', ') from unnest(keys) k),
+        (select string_agg(format('%L, new.%I', k, k), ', ') from unnest(keys) k)));
+  execute format('revoke execute on function %s() from public', notes);
+  foreach operation in array array['insert', 'update', 'delete'] loop
+    condition := case when not direct then ''
+                      else format('when (%s) ', case operation when 'insert' then is_new when 'delete' then is_old
+                                                else format('%s or %s', is_old, is_new) end) end;
+    if direct then
+      execute format('create or replace trigger shardids_key_%s_%s before %s on %s for each row %sexecute function %s',
+                     move, operation, operation, name, condition, passes);
+      execute format('alter table %s enable always trigger shardids_key_%s_%s', name, move, operation);
+    end if;
+    execute format('create or replace trigger shardids_key_%s_%s_note after %s on %s for each row %sexecute function %s()',
+                   move, operation, operation, name, condition, notes);
+    execute format('alter table %s enable always trigger shardids_key_%s_%s_note', name, move, operation);
+  end loop;
+  execute format('create or replace trigger shardids_key_%s_whole before truncate on %s for each statement execute function shardids.keep_whole(%L)',
+                 move, name, key);
+  execute format('alter table %s enable always trigger shardids_key_%s_whole', name, move);
+end
+$_$;
+
+
+--
+-- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) IS 'Lets writers of a key pass its barrier on a table, and notes the rows that they change';
 
 
 --
@@ -2505,6 +2628,46 @@ END;
 --
 
 COMMENT ON FUNCTION shardids.guarded(shards integer[]) IS 'The tables of these shards that guard_part has changed';
+
+
+SET default_tablespace = '';
+
+SET default_table_access_method = heap;
+
+--
+-- Name: key_home; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.key_home (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    shard integer NOT NULL,
+    since timestamp with time zone NOT NULL,
+    version bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE key_home; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.key_home IS 'Keys whose rows live in another shard than that of their hash: as the catalog had them at homes_version of shardids.node';
+
+
+--
+-- Name: home_of(text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.home_of(kind text, key text) RETURNS integer
+    LANGUAGE sql STABLE STRICT PARALLEL SAFE
+    RETURN (SELECT h.shard FROM shardids.key_home h WHERE ((h.kind = home_of.kind) AND (h.key = home_of.key)));
+
+
+--
+-- Name: FUNCTION home_of(kind text, key text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.home_of(kind text, key text) IS 'The shard that the directory of keys has for a key, by the kind text, bigint, uuid or bytea; null: that of shardids.shard_for_key';
 
 
 --
@@ -2763,6 +2926,30 @@ COMMENT ON FUNCTION shardids.keep_reference_key() IS 'Refuses changes of what fo
 
 
 --
+-- Name: keep_whole(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.keep_whole() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  raise exception using
+    errcode = 'SI008', hint = 'Wait until the move has ended: shardids tenant move --list. Or delete the rows.',
+    message = format('table %s can''t be emptied while rows of key %L are being moved [node "%s"]', tg_relid::regclass, tg_argv[0],
+                     (select n.name from shardids.node n));
+end
+$$;
+
+
+--
+-- Name: FUNCTION keep_whole(); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.keep_whole() IS 'Refuses TRUNCATE of a table whose rows are being moved';
+
+
+--
 -- Name: late_id(regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -2842,6 +3029,29 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) IS 'Flushes the log with a shard''s next offset, on PostgreSQL 17 and later';
+
+
+--
+-- Name: make_gate(bigint); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.make_gate(move bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  execute format('create sequence if not exists shardids.key_gate_%s', move);
+  execute format('alter sequence shardids.key_gate_%s owner to %I', move,
+                 (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids'));
+end
+$$;
+
+
+--
+-- Name: FUNCTION make_gate(move bigint); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.make_gate(move bigint) IS 'Creates the gate of a key, open';
 
 
 --
@@ -3127,6 +3337,57 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.pass_barrier(shard integer, name regclass) IS 'Waits for the write barrier of a table, and is refused where a write would be, without a write';
+
+
+--
+-- Name: pass_key(); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.pass_key() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform shardids.pass_key(tg_argv[0]::bigint, tg_argv[1]::integer, tg_argv[2]);
+  return case tg_op when 'DELETE' then old else new end;
+end
+$$;
+
+
+--
+-- Name: pass_key(bigint, integer, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.pass_key(move bigint, target integer, key text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  gate regclass := shardids.gate_of(move);
+begin
+  if gate is not null then
+    if not pg_try_advisory_xact_lock_shared(1936220545, move::integer) then
+      perform shardids.wait_for_lock(1936220545, move::integer, shared => true);
+    end if;
+    if pg_sequence_last_value(gate) is null then
+      return;
+    end if;
+  end if;
+  if exists (select from shardids.key_return r where r.move = pass_key.move) then
+    return;
+  end if;
+  raise exception using
+    errcode = 'SI017', message = format('key %L has moved to shard %s [node "%s"]', key, target, (select n.name from shardids.node n)),
+    detail = format('shard %s', target), hint = 'Read the directory of keys again and retry the transaction there.';
+end
+$$;
+
+
+--
+-- Name: FUNCTION pass_key(move bigint, target integer, key text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.pass_key(move bigint, target integer, key text) IS 'Waits for the barrier of a key, and refuses the key where it is closed or the key lives in another shard';
 
 
 --
@@ -3744,10 +4005,6 @@ $$;
 
 COMMENT ON FUNCTION shardids.reset_clock(shard integer, from_ms bigint, OUT starts_ms bigint, OUT first_tick bigint, OUT last_tick bigint) IS 'Brings a fenced shard, which a wrong clock took into the future, back to the present; activate it after COMMIT';
 
-
-SET default_tablespace = '';
-
-SET default_table_access_method = heap;
 
 --
 -- Name: lease; Type: TABLE; Schema: shardids; Owner: -
@@ -4759,6 +5016,35 @@ COMMENT ON FUNCTION shardids.try_subscribing(conninfo text) IS 'Tests whether th
 
 
 --
+-- Name: unguard_key(bigint, regclass, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.unguard_key(move bigint, name regclass, refuses boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  trigger name;
+begin
+  for trigger in
+    select t.tgname from pg_trigger t
+    where t.tgrelid = name and starts_with(t.tgname, format('shardids_key_%s_', move))
+      and not (refuses and right(t.tgname, 7) in ('_insert', '_update', '_delete'))
+  loop
+    execute format('drop trigger %I on %s', trigger, name);
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION unguard_key(move bigint, name regclass, refuses boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.unguard_key(move bigint, name regclass, refuses boolean) IS 'Drops the triggers of a key on a table; with refuses, all but its refusal';
+
+
+--
 -- Name: unguard_part(regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -4952,7 +5238,9 @@ begin
   execute format(
     'grant select on shardids_catalog.cluster, shardids_catalog.node, shardids_catalog.region, shardids_catalog.placement,'
     ' shardids_catalog.query_node, shardids_catalog.old_id_rule, shardids_catalog.old_id_directory, shardids_catalog.old_id_list,'
-    ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route to %I', role);
+    ' shardids_catalog.lookup, shardids_catalog.reference_writer, shardids_catalog.route, shardids_catalog.key_home,'
+    ' shardids_catalog.key_home_gone, shardids_catalog.moved_key, shardids_catalog.moved_id_list to %I', role);
+  execute format('grant select (source, target, is_unsettled, ended_at) on shardids_catalog.key_move to %I', role);
   execute format('grant execute on function shardids_catalog.shard_for_key(text, text), shardids_catalog.percent_decoded(text) to %I', role);
 end
 $$;
@@ -4963,6 +5251,112 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids_catalog.grant_usage(role name) IS 'Lets a role read the catalog';
+
+
+--
+-- Name: homes_changed(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.homes_changed() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  new_version bigint;
+begin
+  update shardids_catalog.cluster c
+  set version = c.version + 1, homes_version = c.version + 1,
+      homes_reset = case tg_op when 'TRUNCATE' then c.version + 1 else c.homes_reset end
+  returning c.version into new_version;
+  perform pg_notify('shardids_placement', new_version::text);
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION homes_changed(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.homes_changed() IS 'Counts the versions up and notifies channel shardids_placement';
+
+
+--
+-- Name: keep_gone_home(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.keep_gone_home() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  insert into shardids_catalog.key_home_gone (kind, key, digest, version)
+  select old.kind, old.key, old.digest, c.version + 1 from shardids_catalog.cluster c
+  on conflict on constraint key_home_gone_pkey do update set version = excluded.version;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION keep_gone_home(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.keep_gone_home() IS 'Remembers a key that is taken out of the directory';
+
+
+--
+-- Name: plain_digest(text, text); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.plain_digest(kind text, key text) RETURNS bytea
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN CASE kind WHEN 'text'::text THEN sha256(convert_to(('s:'::text || key), 'UTF8'::name)) WHEN 'bigint'::text THEN sha256(convert_to(('i:'::text || key), 'UTF8'::name)) WHEN 'uuid'::text THEN sha256(('\x753a'::bytea || uuid_send((key)::uuid))) WHEN 'bytea'::text THEN sha256(('\x623a'::bytea || decode(key, 'hex'::text))) ELSE NULL::bytea END;
+
+
+--
+-- Name: FUNCTION plain_digest(kind text, key text); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.plain_digest(kind text, key text) IS 'The hash of a key and its type, as shardids.shard_for_key has it';
+
+
+--
+-- Name: key_digest(text, text); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.key_digest(kind text, key text) RETURNS bytea
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN substr(CASE WHEN (strpos(kind, '@'::text) = 0) THEN shardids_catalog.plain_digest(kind, key) ELSE sha256((convert_to((substr(kind, (strpos(kind, '@'::text) + 1)) || ':'::text), 'UTF8'::name) || shardids_catalog.plain_digest(split_part(kind, '@'::text, 1), key))) END, 1, 16);
+
+
+--
+-- Name: FUNCTION key_digest(kind text, key text); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.key_digest(kind text, key text) IS 'The hash by which clients find a key in the directory';
+
+
+--
+-- Name: lock_homes(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.lock_homes() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform from shardids_catalog.cluster for update;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION lock_homes(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.lock_homes() IS 'Makes those who change the directory of keys take turns';
 
 
 --
@@ -5034,6 +5428,8 @@ CREATE TABLE shardids_catalog.cluster (
     shard_count integer NOT NULL,
     old_ids_below bigint,
     version bigint DEFAULT 1 NOT NULL,
+    homes_version bigint DEFAULT 0 NOT NULL,
+    homes_reset bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
     CONSTRAINT cluster_old_ids_below_check CHECK ((old_ids_below > 0)),
@@ -5045,7 +5441,7 @@ CREATE TABLE shardids_catalog.cluster (
 -- Name: TABLE cluster; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
+COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but the versions is fixed for good, old_ids_below once it is written';
 
 
 --
@@ -5059,7 +5455,73 @@ COMMENT ON COLUMN shardids_catalog.cluster.old_ids_below IS 'IDs below it were i
 -- Name: COLUMN cluster.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions or placement';
+COMMENT ON COLUMN shardids_catalog.cluster.version IS 'Grows with every change of nodes, regions, placement or the directory of keys';
+
+
+--
+-- Name: COLUMN cluster.homes_version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.homes_version IS 'The version of the last change of the directory of keys; 0: none';
+
+
+--
+-- Name: COLUMN cluster.homes_reset; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.homes_reset IS 'The version at which the directory was last emptied by TRUNCATE: who has an older one reads it anew';
+
+
+--
+-- Name: key_home; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.key_home (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    shard integer NOT NULL,
+    since timestamp with time zone DEFAULT now() NOT NULL,
+    digest bytea GENERATED ALWAYS AS (shardids_catalog.key_digest(kind, key)) STORED NOT NULL,
+    version bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT key_home_key CHECK (
+CASE split_part(kind, '@'::text, 1)
+    WHEN 'text'::text THEN true
+    WHEN 'bigint'::text THEN (key ~ '^(0|-?[1-9][0-9]{0,18})$'::text)
+    WHEN 'uuid'::text THEN (key ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'::text)
+    WHEN 'bytea'::text THEN (key ~ '^([0-9a-f]{2})*$'::text)
+    ELSE NULL::boolean
+END),
+    CONSTRAINT key_home_kind CHECK ((kind ~ '^(text|bigint|uuid|bytea)(@[A-Za-z][A-Za-z0-9_.-]{0,39})?$'::text)),
+    CONSTRAINT key_home_length CHECK ((octet_length(key) <= 1024))
+);
+
+
+--
+-- Name: TABLE key_home; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.key_home IS 'The directory of keys: those whose rows live in another shard than that of their hash';
+
+
+--
+-- Name: COLUMN key_home.kind; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_home.kind IS 'The type of the key: text, bigint, uuid or bytea; after an @ the region whose key it is';
+
+
+--
+-- Name: COLUMN key_home.key; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_home.key IS 'The key as text: a number in decimal, a UUID in lower case with hyphens, bytes in hex';
+
+
+--
+-- Name: COLUMN key_home.version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_home.version IS 'That of shardids_catalog.cluster when the entry was last written';
 
 
 --
@@ -5095,14 +5557,36 @@ COMMENT ON COLUMN shardids_catalog.region.last_shard IS 'The last that belongs t
 
 CREATE FUNCTION shardids_catalog.shard_for_key(key text, region text DEFAULT NULL::text) RETURNS integer
     LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN (SELECT (s.first_shard + (mod(((h.hash)::numeric + CASE WHEN (h.hash < 0) THEN '18446744073709551616'::numeric ELSE (0)::numeric END), (s.shard_count)::numeric))::integer) FROM ((SELECT ((('x'::text || encode(substr(sha256(convert_to(('s:'::text || shard_for_key.key), 'UTF8'::name)), 1, 8), 'hex'::text)))::bit(64))::bigint AS hash) h CROSS JOIN (SELECT 0 AS first_shard, c.shard_count FROM shardids_catalog.cluster c WHERE (shard_for_key.region IS NULL) UNION ALL SELECT r.first_shard, ((r.last_shard - r.first_shard) + 1) FROM shardids_catalog.region r WHERE (r.name = shard_for_key.region)) s));
+    RETURN (SELECT COALESCE((SELECT d.shard FROM shardids_catalog.key_home d WHERE ((d.kind = ('text'::text || COALESCE(('@'::text || shard_for_key.region), ''::text))) AND (d.key = shard_for_key.key))), (s.first_shard + (mod(((h.hash)::numeric + CASE WHEN (h.hash < 0) THEN '18446744073709551616'::numeric ELSE (0)::numeric END), (s.shard_count)::numeric))::integer)) AS "coalesce" FROM ((SELECT ((('x'::text || encode(substr(sha256(convert_to(('s:'::text || shard_for_key.key), 'UTF8'::name)), 1, 8), 'hex'::text)))::bit(64))::bigint AS hash) h CROSS JOIN (SELECT 0 AS first_shard, c.shard_count FROM shardids_catalog.cluster c WHERE (shard_for_key.region IS NULL) UNION ALL SELECT r.first_shard, ((r.last_shard - r.first_shard) + 1) FROM shardids_catalog.region r WHERE (r.name = shard_for_key.region)) s));
 
 
 --
 -- Name: FUNCTION shard_for_key(key text, region text); Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON FUNCTION shardids_catalog.shard_for_key(key text, region text) IS 'The shard of a text key, of all shards or of a region''s; null if there is no such region';
+COMMENT ON FUNCTION shardids_catalog.shard_for_key(key text, region text) IS 'The shard where the rows of a text key live, of all shards or of a region''s; null if there is no such region';
+
+
+--
+-- Name: stamp_home(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.stamp_home() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  select c.version + 1 into new.version from shardids_catalog.cluster c;
+  return new;
+end
+$$;
+
+
+--
+-- Name: FUNCTION stamp_home(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.stamp_home() IS 'Gives an entry of the directory its version';
 
 
 --
@@ -5221,6 +5705,55 @@ CREATE SEQUENCE shardids.before_4
 
 
 --
+-- Name: key_change; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.key_change (
+    move bigint NOT NULL,
+    part integer NOT NULL,
+    key jsonb NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() NOT NULL
+);
+
+
+--
+-- Name: TABLE key_change; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.key_change IS 'Primary keys of rows that changed in tables of a key that is being moved to another shard';
+
+
+--
+-- Name: COLUMN key_change.move; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.key_change.move IS 'The number of the move in shardids_catalog.key_move';
+
+
+--
+-- Name: COLUMN key_change.part; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.key_change.part IS 'The position of the table among those of the move';
+
+
+--
+-- Name: key_return; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.key_return (
+    move bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE key_return; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.key_return IS 'Moves of keys that have come back: their refusal is over';
+
+
+--
 -- Name: node; Type: TABLE; Schema: shardids; Owner: -
 --
 
@@ -5234,6 +5767,7 @@ CREATE TABLE shardids.node (
     max_past interval DEFAULT '00:01:00'::interval NOT NULL,
     max_step interval DEFAULT '360 days'::interval NOT NULL,
     clock_confirmed_at timestamp with time zone,
+    homes_version bigint DEFAULT 0 NOT NULL,
     max_reserve integer DEFAULT 4194304 NOT NULL,
     sees_all boolean DEFAULT pg_has_role(CURRENT_USER, 'pg_read_all_stats'::name, 'usage'::text) NOT NULL,
     CONSTRAINT node_margin_within_max_ahead CHECK (((safety_margin * (6)::double precision) <= max_ahead)),
@@ -5294,6 +5828,13 @@ COMMENT ON COLUMN shardids.node.max_step IS 'How far the clock may go ahead at o
 --
 
 COMMENT ON COLUMN shardids.node.clock_confirmed_at IS 'This server''s clock when shardids node confirm-clock compared it with others';
+
+
+--
+-- Name: COLUMN node.homes_version; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.homes_version IS 'The version of the catalog''s directory of keys that shardids.key_home was last brought to';
 
 
 --
@@ -5600,6 +6141,113 @@ ALTER TABLE shardids_catalog.adoption ALTER COLUMN id ADD GENERATED ALWAYS AS ID
 
 
 --
+-- Name: key_home_gone; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.key_home_gone (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    digest bytea NOT NULL,
+    version bigint NOT NULL
+);
+
+
+--
+-- Name: TABLE key_home_gone; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.key_home_gone IS 'Keys that were in the directory, for those who read only its changes';
+
+
+--
+-- Name: key_move; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.key_move (
+    id bigint NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    source integer NOT NULL,
+    target integer NOT NULL,
+    choices jsonb NOT NULL,
+    step text NOT NULL,
+    is_unsettled boolean DEFAULT false NOT NULL,
+    epoch uuid NOT NULL,
+    rows bigint,
+    started_at timestamp with time zone DEFAULT now() NOT NULL,
+    switched_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    outcome text,
+    CONSTRAINT key_move_check CHECK (((ended_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT key_move_check1 CHECK ((target <> source)),
+    CONSTRAINT key_move_outcome_check CHECK ((outcome = ANY (ARRAY['moved'::text, 'aborted'::text])))
+);
+
+
+--
+-- Name: TABLE key_move; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.key_move IS 'Moves of keys, with their rows, between shards';
+
+
+--
+-- Name: COLUMN key_move.choices; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.choices IS 'What the caller said: the root with its column, further columns that hold its key, tables that stay';
+
+
+--
+-- Name: COLUMN key_move.step; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.step IS 'The last step that was begun';
+
+
+--
+-- Name: COLUMN key_move.is_unsettled; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.is_unsettled IS 'Whether rows of the key may be in both shards, or only some of them in one';
+
+
+--
+-- Name: COLUMN key_move.epoch; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.epoch IS 'Of the leases of the command that works at the move, or last did';
+
+
+--
+-- Name: COLUMN key_move.rows; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.rows IS 'How many rows the key had when its home was switched';
+
+
+--
+-- Name: COLUMN key_move.switched_at; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_move.switched_at IS 'When the directory of keys got the new home';
+
+
+--
+-- Name: key_move_id_seq; Type: SEQUENCE; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE shardids_catalog.key_move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME shardids_catalog.key_move_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+
+--
 -- Name: lookup; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -5768,6 +6416,86 @@ COMMENT ON COLUMN shardids_catalog.loss.epoch IS 'Of the leases of the command t
 --
 
 COMMENT ON COLUMN shardids_catalog.loss.completed_at IS 'When the home was activated and old replication removed; null: not yet';
+
+
+--
+-- Name: moved_id_list; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.moved_id_list (
+    origin integer NOT NULL,
+    first bigint NOT NULL,
+    ids bytea NOT NULL,
+    slots bytea NOT NULL,
+    CONSTRAINT moved_id_list_check CHECK (((length(slots) * 4) = length(ids))),
+    CONSTRAINT moved_id_list_ids_check CHECK (((length(ids) >= 8) AND (length(ids) <= 8192) AND ((length(ids) % 8) = 0)))
+);
+
+
+--
+-- Name: TABLE moved_id_list; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.moved_id_list IS 'The keys of moved rows by their IDs, up to 1,024 a row';
+
+
+--
+-- Name: COLUMN moved_id_list.ids; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_id_list.ids IS 'In order, eight bytes an ID, the highest first, two''s complement';
+
+
+--
+-- Name: COLUMN moved_id_list.slots; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_id_list.slots IS 'Two bytes an ID, the higher first: the slot of its key in moved_key';
+
+
+--
+-- Name: moved_key; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.moved_key (
+    origin integer NOT NULL,
+    slot integer NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    shard integer NOT NULL,
+    lowest bigint,
+    highest bigint,
+    version bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT moved_key_slot_check CHECK (((slot >= 0) AND (slot <= 65534)))
+);
+
+
+--
+-- Name: TABLE moved_key; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.moved_key IS 'Keys with rows whose IDs are of another shard, by that shard';
+
+
+--
+-- Name: COLUMN moved_key.slot; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_key.slot IS 'The number that stands for the key in shardids_catalog.moved_id_list';
+
+
+--
+-- Name: COLUMN moved_key.shard; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_key.shard IS 'Where the rows live; that of origin while a move is prepared, and after a move back';
+
+
+--
+-- Name: COLUMN moved_key.lowest; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.moved_key.lowest IS 'The lowest ID in the list; others of the origin are not looked for';
 
 
 --
@@ -6218,9 +6946,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385034740060651522);
-INSERT INTO shard_0000.kept VALUES (385034740060651523);
-INSERT INTO shard_0000.kept VALUES (385034740060651524);
+INSERT INTO shard_0000.kept VALUES (385082249730588674);
+INSERT INTO shard_0000.kept VALUES (385082249730588675);
+INSERT INTO shard_0000.kept VALUES (385082249730588676);
 
 
 --
@@ -6238,6 +6966,24 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 
 
 --
+-- Data for Name: key_change; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_home; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_return; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
 -- Data for Name: lease; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
@@ -6247,15 +6993,15 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 4194304, true);
+INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 0, 4194304, true);
 
 
 --
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '757', '2026-11-28 11:50:35.568959+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '758', '2026-11-28 11:50:35.588436+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713237113990378682/5/16916', 1, 3175262037668265984, '757', '2026-11-28 14:59:22.775115+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713237113990378682/5/16916', 1, 3175262037668265984, '758', '2026-11-28 14:59:22.788365+00', NULL);
 
 
 --
@@ -6281,7 +7027,25 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:50:35.176577+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 14:59:22.496473+00');
+
+
+--
+-- Data for Name: key_home; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_home_gone; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_move; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
 
 
 --
@@ -6303,10 +7067,22 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 
 
 --
+-- Data for Name: moved_id_list; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: moved_key; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:50:35.602161+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:59:22.797082+00', NULL);
 
 
 --
@@ -6407,7 +7183,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3575567924861876590, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3175262129479028802, true);
 
 
 --
@@ -6421,7 +7197,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3575567924861876543, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3175262129479028768, true);
 
 
 --
@@ -6456,7 +7232,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91799435550, true);
+SELECT pg_catalog.setval('shardids.step_1', 91810762770, true);
 
 
 --
@@ -6491,7 +7267,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91799435583, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91810762784, true);
 
 
 --
@@ -6499,6 +7275,13 @@ SELECT pg_catalog.setval('shardids.step_latest', 91799435583, true);
 --
 
 SELECT pg_catalog.setval('shardids_catalog.adoption_id_seq', 1, false);
+
+
+--
+-- Name: key_move_id_seq; Type: SEQUENCE SET; Schema: shardids_catalog; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids_catalog.key_move_id_seq', 1, false);
 
 
 --
@@ -6530,6 +7313,22 @@ ALTER TABLE ONLY shard_0000.shardids_version
 
 ALTER TABLE ONLY shard_0001.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: key_home key_home_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.key_home
+    ADD CONSTRAINT key_home_pkey PRIMARY KEY (kind, key);
+
+
+--
+-- Name: key_return key_return_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.key_return
+    ADD CONSTRAINT key_return_pkey PRIMARY KEY (move);
 
 
 --
@@ -6597,6 +7396,30 @@ ALTER TABLE ONLY shardids_catalog.cluster
 
 
 --
+-- Name: key_home_gone key_home_gone_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_home_gone
+    ADD CONSTRAINT key_home_gone_pkey PRIMARY KEY (kind, key);
+
+
+--
+-- Name: key_home key_home_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_home
+    ADD CONSTRAINT key_home_pkey PRIMARY KEY (kind, key);
+
+
+--
+-- Name: key_move key_move_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_move
+    ADD CONSTRAINT key_move_pkey PRIMARY KEY (id);
+
+
+--
 -- Name: lookup lookup_claims; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -6626,6 +7449,30 @@ ALTER TABLE ONLY shardids_catalog.loss
 
 ALTER TABLE ONLY shardids_catalog.move
     ADD CONSTRAINT move_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: moved_id_list moved_id_list_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_id_list
+    ADD CONSTRAINT moved_id_list_pkey PRIMARY KEY (origin, first);
+
+
+--
+-- Name: moved_key moved_key_once; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_key
+    ADD CONSTRAINT moved_key_once UNIQUE (kind, key, origin);
+
+
+--
+-- Name: moved_key moved_key_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_key
+    ADD CONSTRAINT moved_key_pkey PRIMARY KEY (origin, slot);
 
 
 --
@@ -6757,10 +7604,59 @@ ALTER TABLE ONLY shardids_catalog.skipped
 
 
 --
+-- Name: key_change_xact; Type: INDEX; Schema: shardids; Owner: -
+--
+
+CREATE INDEX key_change_xact ON shardids.key_change USING btree (move, xact);
+
+
+--
 -- Name: adoption_under_way; Type: INDEX; Schema: shardids_catalog; Owner: -
 --
 
 CREATE UNIQUE INDEX adoption_under_way ON shardids_catalog.adoption USING btree ((true)) WHERE (ended_at IS NULL);
+
+
+--
+-- Name: key_home_gone_version_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_home_gone_version_idx ON shardids_catalog.key_home_gone USING btree (version);
+
+
+--
+-- Name: key_home_shard_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_home_shard_idx ON shardids_catalog.key_home USING btree (shard);
+
+
+--
+-- Name: key_home_version_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_home_version_idx ON shardids_catalog.key_home USING btree (version);
+
+
+--
+-- Name: key_move_kind_key_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE UNIQUE INDEX key_move_kind_key_idx ON shardids_catalog.key_move USING btree (kind, key) WHERE (ended_at IS NULL);
+
+
+--
+-- Name: key_move_source_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_move_source_idx ON shardids_catalog.key_move USING btree (source) WHERE (ended_at IS NULL);
+
+
+--
+-- Name: key_move_target_idx; Type: INDEX; Schema: shardids_catalog; Owner: -
+--
+
+CREATE INDEX key_move_target_idx ON shardids_catalog.key_move USING btree (target) WHERE (ended_at IS NULL);
 
 
 --
@@ -6785,10 +7681,31 @@ CREATE INDEX placement_node_idx ON shardids_catalog.placement USING btree (node)
 
 
 --
+-- Name: key_home changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON shardids_catalog.key_home FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.homes_changed();
+
+
+--
+-- Name: key_move changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER UPDATE OF is_unsettled ON shardids_catalog.key_move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
 -- Name: lookup changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
 CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.lookup FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+
+
+--
+-- Name: moved_key changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OF shard ON shardids_catalog.moved_key FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.homes_changed();
 
 
 --
@@ -6827,6 +7744,27 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.regi
 
 
 --
+-- Name: key_home gone; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER gone AFTER DELETE ON shardids_catalog.key_home FOR EACH ROW EXECUTE FUNCTION shardids_catalog.keep_gone_home();
+
+
+--
+-- Name: key_home locked; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER locked BEFORE INSERT OR DELETE OR UPDATE OR TRUNCATE ON shardids_catalog.key_home FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.lock_homes();
+
+
+--
+-- Name: moved_key locked; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER locked BEFORE INSERT OR DELETE OR UPDATE OF shard ON shardids_catalog.moved_key FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.lock_homes();
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -6848,11 +7786,48 @@ CREATE TRIGGER refuse_while_references_change BEFORE INSERT ON shardids_catalog.
 
 
 --
+-- Name: key_home renamed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER renamed AFTER UPDATE OF kind, key ON shardids_catalog.key_home FOR EACH ROW WHEN (((old.kind <> new.kind) OR (old.key <> new.key))) EXECUTE FUNCTION shardids_catalog.keep_gone_home();
+
+
+--
+-- Name: key_home stamped; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER stamped BEFORE INSERT OR UPDATE ON shardids_catalog.key_home FOR EACH ROW EXECUTE FUNCTION shardids_catalog.stamp_home();
+
+
+--
+-- Name: moved_key stamped; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER stamped BEFORE INSERT OR UPDATE OF shard ON shardids_catalog.moved_key FOR EACH ROW EXECUTE FUNCTION shardids_catalog.stamp_home();
+
+
+--
 -- Name: reference_deletion deletion_of; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
 ALTER TABLE ONLY shardids_catalog.reference_deletion
     ADD CONSTRAINT deletion_of FOREIGN KEY (table_name) REFERENCES shardids_catalog.reference_table(name);
+
+
+--
+-- Name: key_home key_home_shard; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_home
+    ADD CONSTRAINT key_home_shard FOREIGN KEY (shard) REFERENCES shardids_catalog.placement(shard);
+
+
+--
+-- Name: moved_key moved_key_shard; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.moved_key
+    ADD CONSTRAINT moved_key_shard FOREIGN KEY (shard) REFERENCES shardids_catalog.placement(shard);
 
 
 --
@@ -7236,6 +8211,20 @@ REVOKE ALL ON FUNCTION shardids.follow_writer(name name, conninfo text, publicat
 
 
 --
+-- Name: FUNCTION forget_key(move bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.forget_key(move bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION gate_of(move bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.gate_of(move bigint) FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION grant_usage(shards integer[], role name); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -7247,6 +8236,13 @@ REVOKE ALL ON FUNCTION shardids.grant_usage(shards integer[], role name) FROM PU
 --
 
 REVOKE ALL ON FUNCTION shardids.granted_functions(shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) FROM PUBLIC;
 
 
 --
@@ -7341,6 +8337,13 @@ REVOKE ALL ON FUNCTION shardids.keep_reference_key() FROM PUBLIC;
 
 
 --
+-- Name: FUNCTION keep_whole(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.keep_whole() FROM PUBLIC;
+
+
+--
 -- Name: FUNCTION late_id(id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
 --
 
@@ -7359,6 +8362,13 @@ REVOKE ALL ON FUNCTION shardids.lock_tables(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offset_ms bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION make_gate(move bigint); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.make_gate(move bigint) FROM PUBLIC;
 
 
 --
@@ -7401,6 +8411,20 @@ REVOKE ALL ON FUNCTION shardids.pass_barrier() FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.pass_barrier(shard integer, name regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION pass_key(); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.pass_key() FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION pass_key(move bigint, target integer, key text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.pass_key(move bigint, target integer, key text) FROM PUBLIC;
 
 
 --
@@ -7667,6 +8691,13 @@ REVOKE ALL ON FUNCTION shardids.takes_reference_writes(name name) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.try_subscribing(conninfo text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION unguard_key(move bigint, name regclass, refuses boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.unguard_key(move bigint, name regclass, refuses boolean) FROM PUBLIC;
 
 
 --

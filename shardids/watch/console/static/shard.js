@@ -11,6 +11,9 @@ import { facts } from "./map_colours.js";
 
 const TABLES = [{ title: "Table" }, { title: "Rows, about", class: "number" }, { title: "Size", class: "number" }];
 const MOVES = [{ title: "From" }, { title: "To" }, { title: "When" }, { title: "Outcome" }];
+const KEYS = [{ title: "Key" }, { title: "Kind" }, { title: "Since" }];
+/** The server sends one more if there are more. */
+const MOST_KEYS = 50;
 /** What is wrong with a shard in a state in which it can't be used, nor moved or fenced. */
 const WRONG = /** @type {Record<string, string>} */ ({
   broken: "The shard is broken: its schema or its sequences are gone from its node.",
@@ -129,6 +132,9 @@ function details(answer, state, age) {
       : answer.tables.length ? table("Tables", TABLES, answer.tables.map((/** @type {any} */ one) => cells(TABLES, [h("span", { class: "name", title: one.name }, one.name),
         one.rows_estimate === null || one.rows_estimate < 0 ? UNKNOWN : count(one.rows_estimate), bytes(one.size_bytes)])))
       : h("p", { class: "empty" }, WRONG[state] ? "None was found." : ["It has no tables. They come with ", h("code", null, "shardids migrate"), "."]),
+    answer.keys?.length ? [h("h3", null, "Keys that live here by the directory"),
+      table("Keys", KEYS, answer.keys.slice(0, MOST_KEYS).map((/** @type {any} */ one) => cells(KEYS, [h("span", { class: "name", title: one.key }, one.key), one.kind, minute(one.since)]))),
+      answer.keys.length > MOST_KEYS ? h("p", { class: "soft small" }, "There are more: ", h("code", null, `shardids tenant list --shard ${answer.shard}`)) : null] : null,
     h("h3", null, "Moves"),
     !answer.moves ? h("p", { class: "empty" }, "Not known: the catalog can't be read now.")
       : answer.moves.length ? table("Moves", MOVES, answer.moves.map((/** @type {any} */ move) => cells(MOVES, [move.from, move.to, minute(move.started),

@@ -1,0 +1,302 @@
+"""The steps of a key's move; each can be repeated and undone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from shardids.catalog.keys.copies import bring_homes
+from shardids.catalog.leases import OnBusy
+from shardids.catalog.query_node import query_node_of
+from shardids.catalog.rows import Catalog
+from shardids.errors import ClusterConflict, MoveFailed, ShardidsError
+from shardids.replication.barrier import PutOff, stop_in_a_quiet_moment, with_locks
+from shardids.replication.sides import Side
+from shardids.replication.steps import OnEvent, Step, Waiting
+from shardids.tables.views import follow
+from shardids.tables.views.refresh import hide
+from shardids.tenants.arriving import Arriving, Verified
+from shardids.tenants.family import Family
+from shardids.tenants.journal import GUARD, SWITCHED, KeyJournal
+from shardids.tenants.leaving import KeyBarrier, Leaving, remove_rows
+from shardids.tenants.planning import Ends
+
+_COPY: Final = "copy"
+_CLOSE_ENOUGH_S: Final = 0.2
+"""The target is close enough to the source when a round takes less than this."""
+_PATIENCE_S: Final = 120.0
+"""How long rounds may fail to get quicker, and how long readers from before are waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a key is moved.
+
+    Attributes:
+        max_pause_s: how long writers of the key may wait.
+        settle_s: how long clients have to hear that rows are on their way, before and after the switch.
+        verify: compare all rows of both shards before the switch.
+        on_busy: what to do while another command has the lease of a shard.
+    """
+
+    max_pause_s: float = 1.0
+    settle_s: float = 2.0
+    verify: bool = True
+    on_busy: OnBusy = OnBusy.WAIT
+
+
+DEFAULTS: Final = Options()
+
+
+class Actions:
+    """Takes and undoes the steps of one move. Every method of the table below is idempotent."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        journal: KeyJournal,
+        leaving: Leaving,
+        arriving: Arriving,
+        ends: Ends,
+        family: Family,
+        returns: Sequence[int],
+        options: Options,
+        on_event: OnEvent,
+    ) -> None:
+        self.pause_ms: float | None = None
+        self.unsettled_ms: float | None = None
+        self.verified: Verified | None = None
+        self.stale_views: tuple[str, ...] = ()
+        self._catalog = catalog
+        self._journal = journal
+        self._leaving = leaving
+        self._arriving = arriving
+        self._target = ends.target
+        self._schema = ends.target_schema
+        self._family = family
+        self._nodes = (ends.source.name, ends.target.name)
+        self._returns = list(returns)
+        self._options = options
+        self._on_event = on_event
+        self._version: tuple[str, int] | None = None
+        self._unsettled_since: float | None = None
+        self._is_settled = False
+        self._is_guarded = False
+        self._attempt = 0
+
+    def guard(self) -> None:
+        """Create the barrier of the key in the source, open."""
+        self._leaving.guard(self._on_wait)
+        self._is_guarded = True
+
+    def unguard(self) -> None:
+        """Drop the barrier of the key."""
+        self._leaving.unguard(refuses=False)
+
+    def copy(self) -> None:
+        """Bring the rows into the open transaction of the target, and catch up with the source."""
+        if not self._is_guarded:
+            # After an interruption: tables may have been made since.
+            self.guard()
+        self._leaving.reopen()
+        self.remove_arrived()
+        with self._leaving.side.autocommit() as source:
+            self._version = self._leaving.version(source)
+        self._arriving.copy()
+        for ids in self._arriving.ids():
+            self._journal.list_ids(ids)
+        self._catch_up()
+        if self._options.verify:
+            self.verified = self._arriving.verify()
+            self._catch_up()
+
+    def remove_arrived(self) -> None:
+        """Remove the rows of an attempt before from the target: they were committed, and not switched."""
+        self._arriving.close()
+        remove_rows(self._target, self._family, self._schema, self._returns)
+
+    def _catch_up(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            began = time.monotonic()
+            self._follow()
+            if time.monotonic() - began < max(_CLOSE_ENOUGH_S, self._options.max_pause_s / 4):
+                return
+            if time.monotonic() > deadline:
+                raise MoveFailed(
+                    f"shard {self._journal.move.target} does not catch up with key"
+                    f" {self._journal.move.key!r}: its rows are written to faster than they arrive",
+                    hint="Resume with --resume when less is written, or undo the move with --abort.",
+                )
+
+    def announce(self) -> None:
+        """Let statements over several shards be refused, and wait until those that had begun have ended."""
+        try:
+            self._announce()
+        except BaseException:
+            with suppress(ShardidsError):
+                self.retract()
+            raise
+
+    def _announce(self) -> None:
+        self._unsettled_since, self._is_settled = time.monotonic(), False
+        self._journal.unsettle(is_unsettled=True)
+        if (there := query_node_of(self._catalog)) is not None:
+            hide(self._catalog, there, {part.name for part in self._family.parts}, self._nodes)
+        began = {side: _now(side) for side in (self._leaving.side, self._target)}
+        until = time.monotonic() + self._options.settle_s
+        deadline = time.monotonic() + _PATIENCE_S
+        while (left := until - time.monotonic()) > 0:
+            self._follow()
+            time.sleep(min(left, 0.25))
+        for side, moment in began.items():
+            while (reader := _reader_since(side, moment)) is not None:
+                self._wait(f'{reader} on node "{side.name}" still reads as of a moment before the move')
+                if time.monotonic() > deadline:
+                    raise MoveFailed(
+                        f'{reader} on node "{side.name}" reads as of a moment before the move, for over'
+                        f" {_PATIENCE_S:g} s",
+                        hint="Resume with --resume when it has ended, or undo the move with --abort.",
+                    )
+                self._follow()
+                time.sleep(0.25)
+
+    def _follow(self) -> None:
+        self._arriving.follow()
+        self._journal.list_ids(self._arriving.new_ids())
+
+    def retract(self) -> None:
+        """Let statements over several shards be answered again."""
+        if self._is_settled:
+            return
+        # First: whoever hears that rows are settled may ask the query node.
+        self.stale_views = follow(self._catalog, settles=True)
+        self._journal.unsettle(is_unsettled=False)
+        if self._unsettled_since is not None:
+            self.unsettled_ms = (time.monotonic() - self._unsettled_since) * 1000
+            self._unsettled_since = None
+        self._is_settled = True
+
+    def switch(self) -> None:
+        """Make writers of the key wait, take over the last rows, and make the target its home."""
+        stop_in_a_quiet_moment(
+            self._try_switch,
+            on_wait=self._on_wait,
+            too_late=lambda reason: MoveFailed(
+                f"key {self._journal.move.key!r} could not be switched {reason}",
+                hint="Resume it with --resume, perhaps with a longer --max-pause; undo it with --abort.",
+            ),
+            between=self._catch_up,
+        )
+
+    def _try_switch(self) -> None:
+        barrier = KeyBarrier(self._leaving, self._options.max_pause_s)
+        try:
+            with self._leaving.side.autocommit() as watching:
+                self._require_version(watching)
+                since = barrier.close()
+                self._leaving.refuse_holders(watching)
+                self._arriving.follow(is_last=True)
+                if time.monotonic() - since > self._options.max_pause_s * 0.8:
+                    raise PutOff("the last rows did not arrive in time")
+                self._require_version(watching)
+            barrier.refuse()
+            self._arriving.commit()
+            self._journal.switch(self.verified.total if self.verified else 0, self._arriving.new_ids())
+        except BaseException:
+            # Before writers go on: the gate may be closed.
+            if self._arriving.is_open:
+                with suppress(ShardidsError):
+                    self._leaving.reopen()
+            raise
+        finally:
+            barrier.release()
+        self.pause_ms = (time.monotonic() - since) * 1000
+
+    def _require_version(self, watching: Connection) -> None:
+        if self._leaving.version(watching) != self._version:
+            raise ClusterConflict(
+                f"the schema of shard {self._journal.move.source} was changed while rows of key"
+                f" {self._journal.move.key!r} were moved",
+                hint="Undo the move with --abort, then start it again.",
+            )
+
+    def reopen(self) -> None:
+        """Let writers of the key pass in the source, where it lives still."""
+        self._arriving.close()
+        self._leaving.reopen()
+        self.remove_arrived()
+        self.retract()
+
+    def settle(self) -> None:
+        """Bring the directory to the nodes, and keep the rows until clients have heard of it."""
+        bring_homes(self._catalog)
+        time.sleep(self._options.settle_s)
+
+    def remove(self) -> None:
+        """Remove the key's rows from the source, which refuses the key for good from now on.
+
+        The barrier is dropped when they are gone: until then it is what refuses rows that refer to them.
+        """
+        self._leaving.remove()
+        self._leaving.unguard(refuses=True)
+
+    def clean(self) -> None:
+        """End the target's refusal of a key that has come back, and let all statements be answered."""
+        for move in self._returns:
+            for part in self._family.parts:
+                with_locks(
+                    self._target,
+                    "select shardids.unguard_key(:move, cast(:name as regclass), false)",
+                    {"move": move, "name": sql.Identifier(self._schema, part.name).as_string()},
+                )
+            with self._target.begin() as connection:
+                connection.execute(text("delete from shardids.key_return where move = :move"), {"move": move})
+        self.retract()
+
+    def _wait(self, reason: str) -> None:
+        self._attempt += 1
+        self._on_wait(self._attempt, reason)
+
+    def _on_wait(self, attempt: int, reason: str) -> None:
+        self._on_event(Waiting(attempt=attempt, reason=reason))
+
+
+def _now(side: Side) -> object:
+    with side.autocommit() as connection:
+        return connection.scalar(text("select clock_timestamp()"))
+
+
+def _reader_since(side: Side, moment: object) -> str | None:
+    """Return a session that has read as of a moment before, ``None`` if none does."""
+    with side.autocommit() as connection:
+        found: str | None = connection.scalar(_READERS, {"moment": moment})
+    return found
+
+
+_READERS: Final = text("""
+    select format('process %s of %s', a.pid, a.usename) from pg_stat_activity a
+    where a.datname = current_database() and a.backend_type = 'client backend' and a.backend_xmin is not null
+      and a.xact_start < :moment and a.pid <> pg_backend_pid()
+      and not starts_with(a.application_name, 'shardids_key_')
+    order by a.xact_start limit 1""")
+
+# fmt: off
+STEPS: Final[tuple[Step[Actions], ...]] = (
+    Step(name=GUARD, act=Actions.guard, undo=Actions.unguard),
+    Step(name=_COPY, act=Actions.copy, undo=Actions.remove_arrived),
+    Step(name="announce", act=Actions.announce, undo=Actions.retract, is_journaled=False),
+    # The switch: the key lives in the source before it, in the target after it.
+    Step(name="switch", act=Actions.switch, undo=Actions.reopen, back_to=_COPY, is_journaled=False),
+    Step(name=SWITCHED, act=Actions.settle),
+    Step(name="remove", act=Actions.remove),
+    Step(name="clean", act=Actions.clean),
+)
+# fmt: on
