@@ -43,7 +43,7 @@ def _state(connection: Connection, entries: str, versions: str) -> CopyState:
     row = connection.execute(
         text(f"""
             select v.homes_version as version, count(h.key) as keys,
-                   coalesce(sum(hashtextextended(format('%s %s %s', h.kind, h.shard, h.key), 0)::numeric), 0)
+                   coalesce(sum(hashtextextended(concat_ws(' ', h.kind, h.shard, h.key), 0)::numeric), 0)
                      ::text as digest
             from {versions} v left join {entries} h on true group by 1""")  # noqa: S608 -- constants
     ).one()
