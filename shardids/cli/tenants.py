@@ -102,7 +102,7 @@ def show(
         return
     out.print(f'{key_text(value)}: {_lives(home, shard)}, on node "{placement.owners().get(shard)}"')
     if born:
-        out.print(f"IDs of its rows were born in {', '.join(f'shard {one}' for one in born)}, too")
+        out.print(f"IDs of its rows were also born in {', '.join(f'shard {one}' for one in born)}")
     if named:
         total = sum(one.size_bytes for one in rows)
         print_rows([_sized(asdict(one)) for one in rows], empty="No table has a path to such a key.")

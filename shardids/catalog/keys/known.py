@@ -113,7 +113,7 @@ def digest_of(key: object, region: str | None = None) -> bytes:
         UnsupportedKey, BadArgument: as :func:`shardids.catalog.topology.key_hash` does.
     """
     digest = sha256(key_bytes(key)).digest()
-    return digest if region is None else sha256(f"{region}:".encode() + digest).digest()
+    return digest if region is None else sha256(f"@{region}:".encode() + digest).digest()
 
 
 def _numbers(code: str, packed: bytes) -> array[int]:
@@ -126,7 +126,7 @@ def _numbers(code: str, packed: bytes) -> array[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departures:
-    """What a shard's IDs say no more: some of their rows have left it.
+    """Rows that have left the shard in their IDs.
 
     Attributes:
         lowest: the lowest ID of such a row.
@@ -149,7 +149,7 @@ class KnownHomes:
         digests: the first 16 bytes of each key's hash, concatenated in order.
         shards: two bytes per key, the higher first, in the same order.
         newer: keys that changed since, with their shards, or ``None`` for those that were taken out.
-        departures: the shards that rows have left, with which.
+        departures: the shards that rows have left.
 
     Attributes:
         version: as given.

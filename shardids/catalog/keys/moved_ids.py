@@ -156,7 +156,7 @@ def _slot(connection: Connection, kind: str, key: str, origin: int, shard: int) 
     )
     if slot >= _MOST_SLOTS:
         raise ClusterConflict(
-            f"{_MOST_SLOTS} keys have left shard {origin}: the IDs of another could not be told apart",
+            f"{_MOST_SLOTS} keys have left shard {origin}: IDs of one more could not be distinguished",
             hint="Move a key of another shard.",
         )
     connection.execute(
