@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardids.cli.command import Run, takes
-from shardids.cli.printing import err, out, print_json, print_rows, print_warnings
+from shardids.cli.printing import err, out, print_json, print_rows, print_warnings, printable
 from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def list_tenants(
     if run.as_json:
         print_json(rows)
     else:
-        print_rows(rows, empty="Every key lives in the shard of its hash.")
+        shown = [row | {"key": printable(str(row["key"]))} for row in rows]
+        print_rows(shown, empty="Every key lives in the shard of its hash.")
     if len(found) > limit:
         err.print(f"There are more than {limit:,}: --limit COUNT shows more.")
 
@@ -100,7 +101,9 @@ def show(
             }
         )
         return
-    out.print(f'{key_text(value)}: {_lives(home, shard)}, on node "{placement.owners().get(shard)}"')
+    out.print(
+        f'{printable(key_text(value))}: {_lives(home, shard)}, on node "{placement.owners().get(shard)}"'
+    )
     if born:
         out.print(f"IDs of its rows were also born in {', '.join(f'shard {one}' for one in born)}")
     if named:
@@ -134,7 +137,7 @@ def top(
         return
     rows = [
         {
-            "key": one.key,
+            "key": printable(one.key),
             "kind": one.kind,
             "new rows": one.rows,
             "share": f"{one.share:.0%}",

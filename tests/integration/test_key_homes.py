@@ -412,6 +412,26 @@ def test_ids_of_moved_rows_are_found(catalog: Catalog, cluster: Cluster, cluster
     assert {cluster.shard_of(one) for one in (*theirs, *others)} == {ANN}
 
 
+def test_ids_of_two_keys_are_listed_at_once(catalog: Catalog, cluster_url: URL) -> None:
+    """Both merge into the same rows of the list."""
+    first = DEFAULT.encode(ms=1_000, shard=ANN)
+    step = DEFAULT.encode(ms=1_001, shard=ANN) - first
+
+    def listed(key: str, offset: int) -> None:
+        with catalog_at(cluster_url) as mine:
+            for start in range(0, 2000, 200):
+                ids = [first + (start + n) * step * 2 + offset for n in range(200)]
+                with mine.engine.begin() as connection:
+                    list_ids(connection, "text", key, ids, shard=ANN)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(listed, ["ann", "bob"], [0, step]))
+    every = [first + n * step for n in range(4000)]
+    with catalog.engine.connect() as connection:
+        found = keys_of_ids(connection, every)
+    assert [found[id_].key for id_ in every] == ["ann", "bob"] * 2000
+
+
 def test_sessions_know_moved_ids(catalog: Catalog, cluster: Cluster) -> None:
     with cluster.session(shard=ANN) as session:
         user_id, photo_id = session.execute(

@@ -19,6 +19,7 @@ from shardids.catalog.keys.known import (
     KnownHomes,
     key_text,
     kind_of,
+    numbers_of,
     parse_key,
     region_of,
 )
@@ -294,15 +295,15 @@ def _departures(connection: Connection) -> dict[int, Departures]:
     rows = connection.execute(
         text("""
             select origin, min(lowest) as lowest, max(highest) as highest, max(version) as version,
-                   array_agg(slot) as slots, array_agg(shard) as shards
-            from shardids_catalog.moved_key where lowest is not null
-            group by origin having bool_or(shard <> origin)""")
+                   string_agg(substr(int4send(shard), 3), ''::bytea order by slot) as shards
+            from shardids_catalog.moved_key
+            group by origin having bool_or(shard <> origin and lowest is not null)""")
     )
     return {
         row.origin: Departures(
             lowest=row.lowest,
             highest=row.highest,
-            shards=dict(zip(row.slots, row.shards, strict=True)),
+            shards=numbers_of("H", bytes(row.shards)),
             version=row.version,
         )
         for row in rows

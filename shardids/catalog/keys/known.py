@@ -116,7 +116,8 @@ def digest_of(key: object, region: str | None = None) -> bytes:
     return digest if region is None else sha256(f"@{region}:".encode() + digest).digest()
 
 
-def _numbers(code: str, packed: bytes) -> array[int]:
+def numbers_of(code: str, packed: bytes) -> array[int]:
+    """Return numbers that are packed with the highest byte first; ``code`` is their type, as in an array."""
     found = array(code)
     found.frombytes(packed)
     if sys.byteorder == "little":
@@ -131,14 +132,18 @@ class Departures:
     Attributes:
         lowest: the lowest ID of such a row.
         highest: the highest one.
-        shards: where the rows of each key are, by the key's slot in the shard.
+        shards: where the rows of each key are, at the key's slot in the shard.
         version: grows when any of this or the shard's list changes.
     """
 
     lowest: int
     highest: int
-    shards: Mapping[int, int]
+    shards: array[int]
     version: int
+
+    def shard_at(self, slot: int | None, origin: int) -> int:
+        """Return where the rows of a slot's key are; ``origin`` if there is no such slot yet."""
+        return origin if slot is None or slot >= len(self.shards) else self.shards[slot]
 
 
 class KnownHomes:
@@ -166,7 +171,7 @@ class KnownHomes:
         newer: Mapping[bytes, int | None] = MappingProxyType({}),
         departures: Mapping[int, Departures] = MappingProxyType({}),
     ) -> None:
-        both, self._shards = _numbers("Q", digests), _numbers("H", shards)
+        both, self._shards = numbers_of("Q", digests), numbers_of("H", shards)
         if len(both) != 2 * len(self._shards):
             raise BadArgument(f"{len(both) // 2} keys have {len(self._shards)} shards")
         self.version = version
