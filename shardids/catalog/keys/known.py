@@ -142,7 +142,7 @@ class Departures:
     version: int
 
     def shard_at(self, slot: int | None, origin: int) -> int:
-        """Return where the rows of a slot's key are; ``origin`` if there is no such slot yet."""
+        """Return where the rows of a slot's key are; ``origin`` for a slot that is not known yet."""
         return origin if slot is None or slot >= len(self.shards) else self.shards[slot]
 
 
