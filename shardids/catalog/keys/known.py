@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
-from shardids.catalog.topology import digests_of_keys, key_bytes, shards_for_keys
+from shardids.catalog.topology import digests_of_keys, key_bytes, shard_of_digest, shards_for_keys
 from shardids.errors import BadArgument, UnsupportedKey
 
 Key = int | str | bytes | UUID
@@ -235,13 +235,20 @@ class KnownHomes:
         """
         if not self:
             return shards_for_keys(keys, shard_count)
-        found: list[int] = []
-        filter_, mask, newer = self._filter, self._mask, self._newer
-        for digest in digests_of_keys(keys):
-            high = int.from_bytes(digest[:8], "big")
-            home = self.shard_of(digest) if newer or filter_[high & mask] else None
-            found.append(high % shard_count if home is None else home)
-        return found
+        if self._newer:
+            return [self._shard_for(digest, shard_count) for digest in digests_of_keys(keys)]
+        # Most keys end with the filter: no call for each of them.
+        filter_, mask = self._filter, self._mask
+        return [
+            self._shard_for(digest, shard_count)
+            if filter_[(high := int.from_bytes(digest[:8], "big")) & mask]
+            else high % shard_count
+            for digest in digests_of_keys(keys)
+        ]
+
+    def _shard_for(self, digest: bytes, shard_count: int) -> int:
+        home = self.shard_of(digest)
+        return shard_of_digest(digest, shard_count) if home is None else home
 
 
 NO_HOMES: Final = KnownHomes()
