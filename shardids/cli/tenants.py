@@ -149,21 +149,22 @@ def top(
 
 
 @app.command()
-@takes("catalog", "json")
+@takes("catalog", "dry-run", "json")
 def sync(run: Run) -> None:
     """Bring the nodes' copies of the directory, which SQL asks, up to date. Idempotent."""
-    found = bring(run.catalog, verify=True)
+    found = bring(run.catalog, verify=True, dry_run=run.dry)
     if run.as_json:
         print_json(found)
         return
-    print_rows([{"node": name, "entries changed": count} for name, count in found.items()])
+    said = "would change" if run.dry else "changed"
+    print_rows([{"node": name, f"entries that {said}": count} for name, count in found.items()])
 
 
-def bring(catalog: Catalog, *, verify: bool = False) -> dict[str, int]:
+def bring(catalog: Catalog, *, verify: bool = False, dry_run: bool = False) -> dict[str, int]:
     """Bring the nodes' copies up to date; warn of nodes that do not answer; return the changes by node."""
     from shardids.catalog.keys.copies import bring_homes
 
-    answers = bring_homes(catalog, verify=verify)
+    answers = bring_homes(catalog, verify=verify, dry_run=dry_run)
     print_warnings(
         f'node "{name}" has an old copy of the directory of keys: {error.message}.'
         " Later: shardids tenant sync"

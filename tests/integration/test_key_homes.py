@@ -546,6 +546,7 @@ def test_the_doctor_names_old_copies_and_homeless_keys(
 
     put_home(catalog, "text", "ann", ELSEWHERE)
     assert found("directory-copy", "key-homeless") == {("directory-copy", ("a",)), ("directory-copy", ("b",))}
+    assert json.loads(run("tenant", "sync", "--dry-run", "--json").stdout) == {"a": 1, "b": 1}
     assert json.loads(run("tenant", "sync", "--json").stdout) == {"a": 1, "b": 1}
     assert found("directory-copy", "key-homeless") == set()
     with connected(cluster_urls["b"]) as connection:

@@ -5076,7 +5076,7 @@ COMMENT ON FUNCTION shardids_catalog.plain_digest(kind text, key text) IS 'The h
 
 CREATE FUNCTION shardids_catalog.key_digest(kind text, key text) RETURNS bytea
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN substr(CASE WHEN (strpos(kind, '@'::text) = 0) THEN shardids_catalog.plain_digest(kind, key) ELSE sha256((convert_to((substr(kind, (strpos(kind, '@'::text) + 1)) || ':'::text), 'UTF8'::name) || shardids_catalog.plain_digest(split_part(kind, '@'::text, 1), key))) END, 1, 16);
+    RETURN substr(CASE WHEN (strpos(kind, '@'::text) = 0) THEN shardids_catalog.plain_digest(kind, key) ELSE sha256((convert_to((substr(kind, strpos(kind, '@'::text)) || ':'::text), 'UTF8'::name) || shardids_catalog.plain_digest(split_part(kind, '@'::text, 1), key))) END, 1, 16);
 
 
 --
@@ -6558,9 +6558,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385066961387651074);
-INSERT INTO shard_0000.kept VALUES (385066961387651075);
-INSERT INTO shard_0000.kept VALUES (385066961387651076);
+INSERT INTO shard_0000.kept VALUES (385077955564404738);
+INSERT INTO shard_0000.kept VALUES (385077955564404739);
+INSERT INTO shard_0000.kept VALUES (385077955564404740);
 
 
 --
@@ -6600,8 +6600,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713221458684244088/5/16889', 1, 3393409542665535488, '757', '2026-11-28 13:58:37.750642+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713221458684244088/5/16889', 1, 3393409542665535488, '758', '2026-11-28 13:58:37.761919+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713232710397090210/5/16889', 1, 3655818987750555648, '757', '2026-11-28 14:42:18.90078+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713232710397090210/5/16889', 1, 3655818987750555648, '758', '2026-11-28 14:42:18.942308+00', NULL);
 
 
 --
@@ -6627,7 +6627,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 13:58:37.536038+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 14:42:18.258186+00');
 
 
 --
@@ -6676,7 +6676,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 13:58:37.77358+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:42:18.972146+00', NULL);
 
 
 --
@@ -6777,7 +6777,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3393409634472653281, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3655819079560294657, true);
 
 
 --
@@ -6791,7 +6791,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3393409634472653246, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3655819079560294577, true);
 
 
 --
@@ -6826,7 +6826,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91807117745, true);
+SELECT pg_catalog.setval('shardids.step_1', 91809738881, true);
 
 
 --
@@ -6861,7 +6861,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91807117758, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91809738929, true);
 
 
 --
