@@ -158,6 +158,7 @@ def test_the_directory_is_written_and_read_in_pages(catalog: Catalog) -> None:
         (("text", "\ud800", 1), BadArgument, "UTF-8"),
         (("bigint", 1 << 63, 1), BadArgument, "64 bits"),
         (("bigint", "five", 1), BadArgument, "'five' is not a key of kind bigint"),
+        (("bigint", "1_0", 1), BadArgument, "'1_0' is not a key of kind bigint"),
         (("text", 5, 1), BadArgument, "5 is a key of kind bigint, not text"),
         (("float", "1.5", 1), BadArgument, "'float' is not a kind"),
         (("text", True, 1), UnsupportedKey, "bool"),

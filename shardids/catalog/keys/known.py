@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from bisect import bisect_left
@@ -30,6 +31,7 @@ _ABSENT: Final = -1
 TEXT: Final = "text"
 _KINDS: Final = {str: TEXT, int: "bigint", UUID: "uuid", bytes: "bytea"}
 _LARGEST: Final = 1 << 63
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 
 
 def kind_of(key: object, region: str | None = None) -> str:
@@ -93,8 +95,10 @@ def parse_key(text: str, kind: str = TEXT) -> Key:
         match plain:
             case "text":
                 return text
-            case "bigint":
+            case "bigint" if _INTEGER.fullmatch(text):
                 return int(text)
+            case "bigint":
+                raise ValueError
             case "uuid":
                 return UUID(text)
             case "bytea":
