@@ -76,7 +76,7 @@ def comparison(rounds: int) -> Section:
     return Section(
         title="Comparing the 1,000,000 rows of an adoption",
         conditions=f"Two tables, {taking_in.SHARDS} shards on two nodes, three servers on one machine, fsync"
-        f" off; {taking_in.WRITERS} sessions that insert {COMPARED_WRITES_A_SECOND} rows a second at the"
+        f" off; {taking_in.WRITERS} sessions that insert {COMPARED_WRITES_A_SECOND} rows per second at the"
         f" source; {rounds} rounds. The copy is that of the same rows, under the same writers, until the"
         " nodes have caught up.",
         measures=(

@@ -53,7 +53,7 @@ def run(rounds: int) -> Section:
     return Section(
         title="Answers: sessions with after=",
         conditions=f"PostgreSQL {version}, fsync on; a session, an INSERT, a COMMIT, {COMMITS} in a row;"
-        f" the function alone {CALLS:,} times in a statement. {rounds} rounds.",
+        f" only the function {CALLS:,} times in a statement. {rounds} rounds.",
         measures=(*commits.values(), *alone.values()),
         ratios=(ratio(past, plain, at_most=1.35), ratio(ahead, plain)),
     )

@@ -42,8 +42,8 @@ def run(rounds: int) -> Section:
     return Section(
         title="Returning from an adoption of 1,000,000 rows",
         conditions=f"Two tables, {SHARDS} shards on two nodes, three servers on one machine, fsync off;"
-        f" {WRITERS} sessions that insert {WRITES_A_SECOND} rows a second into shards, whose changes are sent"
-        f" back; {rounds} rounds. A row is behind for as long as the source does not show it after its"
+        f" {WRITERS} sessions that insert {WRITES_A_SECOND} rows per second into shards, whose changes are"
+        f" sent back; {rounds} rounds. A row is behind for as long as the source does not show it after its"
         " COMMIT. The pause is from the locks in the shards to the open source.",
         measures=(
             measure("a row is behind", "ms", lags_ms),

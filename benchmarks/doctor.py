@@ -108,7 +108,7 @@ def measured(catalog: Catalog, rounds: int) -> Section:
         title=f"An examination of {SHARDS:,} shards on two nodes",
         conditions=f"Two servers on one machine, fsync off, {TABLES} tables of {ROWS} rows and a role in"
         f" every shard, {checks} checks, {rounds} rounds. Half a second of it is the wait between the two"
-        " looks at ticks. The CPU time is what it would take at least where nothing else runs.",
+        " looks at ticks. The CPU time is the least that it takes where nothing else runs.",
         measures=measures,
         ratios=tuple(figure(f"{one.name}, s", one.median, at_most=MOST_SECONDS) for one in measures),
     )

@@ -268,7 +268,7 @@ def run(rounds: int) -> Section:
         title=f"Migrating {SHARDS:,} shards on two nodes",
         conditions=f"Two servers on one machine, fsync off, {rounds} rounds on the same servers. Two"
         " revisions: two tables, a column, an index. A whole command is a process, whose start is counted."
-        " psql: the same statements from a file, version tables included, one connection a node and one"
+        " psql: the same statements from a file, version tables included, one connection per node and one"
         f" transaction a shard. Alembic: extrapolated from {SAMPLE} shards.",
         measures=tuple(measures.values()),
         ratios=(
@@ -307,9 +307,9 @@ def add_column(rounds: int) -> Section:
     return Section(
         title="Adding a column in 200 and 1,024 shards on two nodes",
         conditions=f"Two servers on one machine, fsync on, {rounds} rounds on the same servers. psql runs a"
-        " file per node, both at the same time: five statements per shard, from begin to commit, of which"
-        " one sets the version row. The run: in a process that has loaded everything. A whole command:"
-        " with the start of its process.",
+        " file per node, both at the same time: five statements per shard, from begin to commit;"
+        " one of them sets the version row. The run: in a process that has loaded everything. A whole"
+        " command: with the start of its process.",
         measures=tuple(measures.values()),
         ratios=tuple(ratios),
     )

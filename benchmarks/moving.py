@@ -207,12 +207,12 @@ def pause(rounds: int, bindirs: Sequence[Path] = ()) -> Section:
         ]
     return Section(
         title="Pause of writes while a shard of 1,000,000 rows moves",
-        conditions=f"{WRITERS} sessions that insert {WRITES_A_SECOND} rows a second in all, {rounds} rounds,"
-        " medians; two servers on one machine, fsync off. shard move: a process of its own; the writers use"
-        " Shard.run, and have no connection to the target before. By hand: a publication and a subscription,"
-        " the index, the foreign key and statistics, then a lock on both tables until the target has all; the"
-        " writers are connected to both servers, and know at once when to go over. A write lasts from its"
-        " first attempt to its acknowledgement.",
+        conditions=f"{WRITERS} sessions that insert {WRITES_A_SECOND} rows per second in all, {rounds}"
+        " rounds, medians; two servers on one machine, fsync off. shard move: a separate process; the"
+        " writers use Shard.run, and have no connection to the target before. By hand: a publication and a"
+        " subscription, the index, the foreign key and statistics, then a lock on both tables until the"
+        " target has all; the writers are connected to both servers, and know at once when to go over. A"
+        " write lasts from its first attempt to its acknowledgement.",
         table=Table(columns=("s in all", "worst write, ms", "longest wait of a writer, ms"), rows=rows),
         ratios=tuple(ratios),
     )

@@ -225,7 +225,7 @@ def newest(rounds: int) -> Section:
                     ratios.append(ratio(ours, theirs, at_most=1.3))
     return Section(
         title=f"The {NEWEST} newest rows of all shards",
-        conditions=f"{ROWS_A_SHARD} rows a shard, on two servers on one machine, {rounds} rounds of"
+        conditions=f"{ROWS_A_SHARD} rows per shard, on two servers on one machine, {rounds} rounds of"
         f" {FAN_OUTS} for {SHARDS} shards, a quarter of them for {MANY_SHARDS:,}. By hand: one UNION ALL per"
         " node, the nodes asked at once by two threads, objects loaded with from_statement(), a session per"
         " node, and merged. Statements that repeat are prepared on both sides; psycopg forgets them at the"
@@ -291,8 +291,8 @@ def many_shards(_rounds: int) -> Section:
         measures=(),
         ratios=(
             Ratio(name="memory above plain engines, MB", value=routed["mb"] - plain["mb"], at_most=MOST_MB),
-            Ratio(name="connections a node", value=routed["connections"] / 2, at_most=1),
-            Ratio(name="pools a node", value=routed["pools"] / 2, at_most=1),
+            Ratio(name="connections per node", value=routed["connections"] / 2, at_most=1),
+            Ratio(name="pools per node", value=routed["pools"] / 2, at_most=1),
         ),
     )
 

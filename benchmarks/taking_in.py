@@ -70,7 +70,7 @@ def run(rounds: int) -> Section:
     return Section(
         title="Adopting a database of 1,000,000 rows",
         conditions=f"Two tables, {SHARDS} shards on two nodes, three servers on one machine, fsync off;"
-        f" {WRITERS} sessions that insert {WRITES_A_SECOND} rows a second; {rounds} rounds. The copy lasts"
+        f" {WRITERS} sessions that insert {WRITES_A_SECOND} rows per second; {rounds} rounds. The copy lasts"
         " until the nodes have caught up. The pause is from the lock at the source to open shards.",
         measures=(measure("rows copied", "rows/s", rates), measure("no writes are taken", "ms", pauses_ms)),
         ratios=(
