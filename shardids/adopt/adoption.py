@@ -157,6 +157,7 @@ def _examine(catalog: Catalog, sides: Sides, trusted: Sequence[str]) -> dict[str
     requirements.refuse(plan, refusals)
     with sides.source.autocommit() as source:
         refusals += requirements.keys_are_fit(source, sides, there)
+    refusals += requirements.keys_live_by_hash(catalog, sides, there)
     if sides.relay:
         refusals += requirements.relay_is_free(sides, sides.relay, there)
     fed = requirements.as_fed(sides, there)

@@ -345,6 +345,11 @@ def shards_for_keys(keys: Iterable[int] | Iterable[str], shard_count: int) -> li
     return [int.from_bytes(digest[:8], "big") % shard_count for digest in digests_of_keys(keys)]
 
 
+def shard_of_digest(digest: bytes, shard_count: int) -> int:
+    """Return the shard of a key by its SHA-256: the first 8 bytes, modulo the number of shards."""
+    return int.from_bytes(digest[:8], "big") % shard_count
+
+
 def digests_of_keys(keys: Iterable[int] | Iterable[str]) -> Iterator[bytes]:
     """Yield the SHA-256 of keys of one type, ``int`` or ``str``, as :func:`key_hash` has it."""
     tagged = ((b"i:%d" % key) if type(key) is int else f"s:{key}".encode() for key in keys)

@@ -12,7 +12,7 @@ import typer
 
 from shardids.cli.command import LAYOUTS, Run, takes
 from shardids.cli.id_stats import stats
-from shardids.cli.printing import out, print_json
+from shardids.cli.printing import out, print_json, printable
 from shardids.errors import BadArgument
 from shardids.ids import FOREIGN, DecodedId, ForeignId, ForeignLayout, Layout, parse_layout
 from shardids.ids.text import parse_id, to_decimal, to_text, to_unsigned
@@ -149,7 +149,7 @@ def _print_pictures(
         out.print(bit_picture(one, layout, _where(one.shard, placement)))
         if (its := moved.get(one.id)) is not None:
             where = f", {_where(its.shard, placement)}"
-            out.print(f"  born in {its.origin}; its tenant {its.key} lives in {its.shard}{where}")
+            out.print(f"  born in {its.origin}; its tenant {printable(its.key)} lives in {its.shard}{where}")
 
 
 def _told(rule: OldIdRule, shard: int | None, placement: Placement | None) -> str:

@@ -87,6 +87,11 @@ def print_warnings(warnings: Iterable[str]) -> None:
         err.print(warning)
 
 
+def printable(text: str) -> str:
+    """Return a text of an application's data, without characters that a terminal would obey."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def print_json(value: object) -> None:
     """Print a value as JSON, without colours even on a terminal."""
     typer.echo(json.dumps(value, indent=2))

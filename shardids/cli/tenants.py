@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardids.cli.command import Run, takes
-from shardids.cli.printing import err, out, print_json, print_rows, print_warnings
+from shardids.cli.printing import err, out, print_json, print_rows, print_warnings, printable
 from shardids.cli.tables.tenant_moves import move_tenant
 from shardids.errors import BadArgument
 
@@ -59,7 +59,8 @@ def list_tenants(
     if run.as_json:
         print_json(rows)
     else:
-        print_rows(rows, empty="Every key lives in the shard of its hash.")
+        shown = [row | {"key": printable(str(row["key"]))} for row in rows]
+        print_rows(shown, empty="Every key lives in the shard of its hash.")
     if len(found) > limit:
         err.print(f"There are more than {limit:,}: --limit COUNT shows more.")
 
@@ -101,9 +102,11 @@ def show(
             }
         )
         return
-    out.print(f'{key_text(value)}: {_lives(home, shard)}, on node "{placement.owners().get(shard)}"')
+    out.print(
+        f'{printable(key_text(value))}: {_lives(home, shard)}, on node "{placement.owners().get(shard)}"'
+    )
     if born:
-        out.print(f"IDs of its rows were born in {', '.join(f'shard {one}' for one in born)}, too")
+        out.print(f"IDs of its rows were also born in {', '.join(f'shard {one}' for one in born)}")
     if named:
         total = sum(one.size_bytes for one in rows)
         print_rows([_sized(asdict(one)) for one in rows], empty="No table has a path to such a key.")
@@ -135,7 +138,7 @@ def top(
         return
     rows = [
         {
-            "key": one.key,
+            "key": printable(one.key),
             "kind": one.kind,
             "new rows": one.rows,
             "share": f"{one.share:.0%}",
@@ -147,21 +150,22 @@ def top(
 
 
 @app.command()
-@takes("catalog", "json")
+@takes("catalog", "dry-run", "json")
 def sync(run: Run) -> None:
     """Bring the nodes' copies of the directory, which SQL asks, up to date. Idempotent."""
-    found = bring(run.catalog, verify=True)
+    found = bring(run.catalog, verify=True, dry_run=run.dry)
     if run.as_json:
         print_json(found)
         return
-    print_rows([{"node": name, "entries changed": count} for name, count in found.items()])
+    said = "would change" if run.dry else "changed"
+    print_rows([{"node": name, f"entries that {said}": count} for name, count in found.items()])
 
 
-def bring(catalog: Catalog, *, verify: bool = False) -> dict[str, int]:
+def bring(catalog: Catalog, *, verify: bool = False, dry_run: bool = False) -> dict[str, int]:
     """Bring the nodes' copies up to date; warn of nodes that do not answer; return the changes by node."""
     from shardids.catalog.keys.copies import bring_homes
 
-    answers = bring_homes(catalog, verify=verify)
+    answers = bring_homes(catalog, verify=verify, dry_run=dry_run)
     print_warnings(
         f'node "{name}" has an old copy of the directory of keys: {error.message}.'
         " Later: shardids tenant sync"

@@ -17,7 +17,7 @@ from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.references import WITHIN_S
 from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog, Description
-from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key
+from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key, shard_of_digest
 from shardids.client.breaker import Breakers
 from shardids.client.engines import NodeEngines
 from shardids.client.lookups import Claims, shard_of_criterion
@@ -194,15 +194,15 @@ class Cluster:
             UnsupportedKey: a key of another type; ``bool`` and ``float`` among them.
         """
         homes = self._followed.homes
-        if homes:
-            home = homes.shard_of(digest_of(key, region))
-            if home is not None and region is not None:
-                existing_region(region, self.placement.regions)
-            if home is not None:
-                return home
-        if region is None:
+        if region is not None:
+            there = existing_region(region, self.placement.regions)
+            home = homes.shard_of(digest_of(key, region)) if homes else None
+            return there.shard_for(key) if home is None else home
+        if not homes:
             return shard_for_key(key, self.shard_count)
-        return existing_region(region, self.placement.regions).shard_for(key)
+        digest = digest_of(key)
+        home = homes.shard_of(digest)
+        return shard_of_digest(digest, self.shard_count) if home is None else home
 
     def decode(self, id_: int) -> DecodedId:
         """Return the time, the origin and the sequence of an ID.

@@ -315,7 +315,7 @@ class MovedIds:
             self._ask({origin: [id_]})
             span = self._spans(origin, left).of(id_)
         slot = None if span is None else span.number_of(id_)
-        return origin if slot is None else left.shards.get(slot, origin)
+        return left.shard_at(slot, origin)
 
     def learn(self, ids: Iterable[int], layout: Layout) -> None:
         """Ask for all of the IDs that the catalog would be asked for. Raises as :meth:`shard_of` does."""

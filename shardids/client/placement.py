@@ -297,7 +297,7 @@ class Attempts:
         patience_s: how long to wait, from the first refusal on, for a shard or a key that has moved, and for
             a catalog that does not answer.
         locate: returns the shard as it is known now, where another one may have taken the key over.
-        located_at: the version of the directory of keys by which ``shard`` was found.
+        located_at: the version of the directory of keys that ``shard`` was found with.
 
     Attributes:
         made: how many attempts were begun.

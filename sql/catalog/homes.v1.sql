@@ -20,7 +20,7 @@ create function shardids_catalog.key_digest(kind text, key text) returns bytea
 language sql immutable strict parallel safe
 return substr(
   case when strpos(kind, '@') = 0 then shardids_catalog.plain_digest(kind, key)
-       else sha256(convert_to(substr(kind, strpos(kind, '@') + 1) || ':', 'UTF8')
+       else sha256(convert_to(substr(kind, strpos(kind, '@')) || ':', 'UTF8')
                    || shardids_catalog.plain_digest(split_part(kind, '@', 1), key)) end, 1, 16);
 
 comment on function shardids_catalog.key_digest(text, text) is 'The hash by which clients find a key in the directory';

@@ -633,6 +633,7 @@ def test_the_commands_that_there_are() -> None:
 READING = {
     *("compare", "console", "counter show", "demo", "doctor", "metrics", "migrate check"),
     *("id decode", "id encode", "id next", "id range", "id stats", "plan", "sql"),
+    *("tenant show", "tenant top"),
 }
 LISTING = {"list", "status", "transactions"}
 WRITING_FILES = {"migrate init", "migrate revision", "adopt plan", "routes"}

@@ -17,6 +17,7 @@ from shardids.adopt.run import relay as relays
 from shardids.adopt.run.comparing import node_reader, source_reader
 from shardids.adopt.run.fitting import fits_shards
 from shardids.adopt.run.sides import Relay, Sides, Taker
+from shardids.catalog.keys.homes import read_homes
 from shardids.catalog.moves import open_moves
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionRefused, ShardidsError
@@ -27,6 +28,8 @@ from shardids.pg.reader import HINT, SOURCE_HINT
 from shardids.pg.schemas import untrusted
 from shardids.replication.subscriptions import Refusal, ending_copies, unable_to_publish, unable_to_subscribe
 
+_KINDS = {"integer": "bigint"}
+"""The kinds of keys, where families have other names."""
 _WORKERS = 3
 """How many processes a subscription takes: one applies changes, two copy tables."""
 
@@ -236,6 +239,24 @@ def keys_are_fit(source: Connection, sides: Sides, there: Mapping[str, Definitio
                 reason=f"{table.name} has ID {highest}; IDs from {sides.lowest_new_id} on are the cluster's",
                 remedy="Such IDs look like new ones. Adopt the table in place.",
             )
+
+
+def keys_live_by_hash(catalog: Catalog, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Require that no key of the kind of the tables' keys lives elsewhere, by the directory of keys."""
+    families = {
+        family
+        for table in sides.split
+        if (key := there[table.name].columns.get(table.key or "")) is not None
+        and (family := key.family) is not None
+    }
+    with catalog.engine.connect() as connection:
+        for kind in sorted(_KINDS.get(family, family) for family in families):
+            if found := read_homes(connection, kind=kind, limit=1):
+                yield Refusal(
+                    reason=f"key {found[0].key[:60]!r} of kind {kind} lives in shard {found[0].shard} by the"
+                    " directory of keys, and an adoption places rows by the hash of their keys",
+                    remedy="Move such keys back to the shards of their hashes first: shardids tenant list",
+                )
 
 
 def node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:

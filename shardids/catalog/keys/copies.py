@@ -43,7 +43,7 @@ def _state(connection: Connection, entries: str, versions: str) -> CopyState:
     row = connection.execute(
         text(f"""
             select v.homes_version as version, count(h.key) as keys,
-                   coalesce(sum(hashtextextended(format('%s %s %s', h.kind, h.shard, h.key), 0)::numeric), 0)
+                   coalesce(sum(hashtextextended(concat_ws(' ', h.kind, h.shard, h.key), 0)::numeric), 0)
                      ::text as digest
             from {versions} v left join {entries} h on true group by 1""")  # noqa: S608 -- constants
     ).one()
@@ -51,11 +51,12 @@ def _state(connection: Connection, entries: str, versions: str) -> CopyState:
 
 
 def bring_homes(
-    catalog: Catalog, names: Iterable[str] | None = None, *, verify: bool = False
+    catalog: Catalog, names: Iterable[str] | None = None, *, verify: bool = False, dry_run: bool = False
 ) -> Answers[int]:
     """Bring the copies of nodes, by default of all, up to date; return how many entries each got.
 
-    With ``verify`` a copy of the catalog's version is compared, and read anew if it differs.
+    With ``verify`` a copy of the catalog's version is compared, and read anew if it differs. With
+    ``dry_run`` the transactions are rolled back.
 
     A node that fails, as one that is down, is among the failures; the others have theirs.
     """
@@ -63,8 +64,15 @@ def bring_homes(
     chosen = there if names is None else {name: there[name] for name in names}
 
     def bring(_name: str, node: Any) -> int:
-        with catalog.engine.connect() as source, node.begin() as target:
-            return bring_to(source, target, verify=verify)
+        with (
+            catalog.engine.connect() as source,
+            node.connect() as target,
+            target.begin() as transaction,
+        ):
+            changed = bring_to(source, target, verify=verify)
+            if dry_run:
+                transaction.rollback()
+            return changed
 
     with Nodes(chosen, catalog.url) as nodes:
         return nodes.each(bring)

@@ -19,6 +19,7 @@ from shardids.catalog.keys.known import (
     KnownHomes,
     key_text,
     kind_of,
+    numbers_of,
     parse_key,
     region_of,
 )
@@ -53,7 +54,7 @@ def put_home(
 ) -> Home | None:
     """Write where the rows of a key live; return the entry, ``None`` if that is the shard of its hash.
 
-    It is a transaction of its own; see :func:`write_home`, also for the errors. The rows are not moved, and
+    It commits; see :func:`write_home`, also for the errors. The rows are not moved, and
     the nodes' copies not changed: ``shardids.catalog.keys.copies.bring_homes`` does that.
     """
     with catalog.engine.begin() as connection:
@@ -125,7 +126,7 @@ def write_home(
     count = describe_in(connection, connection.engine.url).shard_count
     if not 0 <= shard < count:
         raise BadArgument(
-            f"there is no shard {shard} in this cluster", hint=f"Shards are numbered 0 to {count - 1}."
+            f"shard {shard} does not exist in this cluster", hint=f"Shards are numbered 0 to {count - 1}."
         )
     if shard not in placement.node_of:
         state = f'was lost with node "{placement.lost[shard]}"' if shard in placement.lost else "has no node"
@@ -271,7 +272,7 @@ _CHANGES: Final = text("""
 
 
 def read_known(connection: Connection, known: KnownHomes = NO_HOMES) -> KnownHomes:
-    """Return the directory as it is now, in memory; ``known`` is what was read before: it is not changed.
+    """Return the directory as it is now, in memory; ``known`` is an earlier reading: it is not changed.
 
     It reads the changes since, or all of it if they are many or there is nothing to add them to.
     """
@@ -294,15 +295,15 @@ def _departures(connection: Connection) -> dict[int, Departures]:
     rows = connection.execute(
         text("""
             select origin, min(lowest) as lowest, max(highest) as highest, max(version) as version,
-                   array_agg(slot) as slots, array_agg(shard) as shards
-            from shardids_catalog.moved_key where lowest is not null
-            group by origin having bool_or(shard <> origin)""")
+                   string_agg(substr(int4send(shard), 3), ''::bytea order by slot) as shards
+            from shardids_catalog.moved_key
+            group by origin having bool_or(shard <> origin and lowest is not null)""")
     )
     return {
         row.origin: Departures(
             lowest=row.lowest,
             highest=row.highest,
-            shards=dict(zip(row.slots, row.shards, strict=True)),
+            shards=numbers_of("H", bytes(row.shards)),
             version=row.version,
         )
         for row in rows

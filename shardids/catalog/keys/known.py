@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from bisect import bisect_left
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
-from shardids.catalog.topology import digests_of_keys, key_bytes, shards_for_keys
+from shardids.catalog.topology import digests_of_keys, key_bytes, shard_of_digest, shards_for_keys
 from shardids.errors import BadArgument, UnsupportedKey
 
 Key = int | str | bytes | UUID
@@ -30,6 +31,7 @@ _ABSENT: Final = -1
 TEXT: Final = "text"
 _KINDS: Final = {str: TEXT, int: "bigint", UUID: "uuid", bytes: "bytea"}
 _LARGEST: Final = 1 << 63
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 
 
 def kind_of(key: object, region: str | None = None) -> str:
@@ -93,8 +95,10 @@ def parse_key(text: str, kind: str = TEXT) -> Key:
         match plain:
             case "text":
                 return text
-            case "bigint":
+            case "bigint" if _INTEGER.fullmatch(text):
                 return int(text)
+            case "bigint":
+                raise ValueError
             case "uuid":
                 return UUID(text)
             case "bytea":
@@ -113,10 +117,11 @@ def digest_of(key: object, region: str | None = None) -> bytes:
         UnsupportedKey, BadArgument: as :func:`shardids.catalog.topology.key_hash` does.
     """
     digest = sha256(key_bytes(key)).digest()
-    return digest if region is None else sha256(f"{region}:".encode() + digest).digest()
+    return digest if region is None else sha256(f"@{region}:".encode() + digest).digest()
 
 
-def _numbers(code: str, packed: bytes) -> array[int]:
+def numbers_of(code: str, packed: bytes) -> array[int]:
+    """Return numbers that are packed with the highest byte first; ``code`` is their type, as in an array."""
     found = array(code)
     found.frombytes(packed)
     if sys.byteorder == "little":
@@ -126,19 +131,23 @@ def _numbers(code: str, packed: bytes) -> array[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departures:
-    """What a shard's IDs say no more: some of their rows have left it.
+    """Rows that have left the shard in their IDs.
 
     Attributes:
         lowest: the lowest ID of such a row.
         highest: the highest one.
-        shards: where the rows of each key are, by the key's slot in the shard.
+        shards: where the rows of each key are, at the key's slot in the shard.
         version: grows when any of this or the shard's list changes.
     """
 
     lowest: int
     highest: int
-    shards: Mapping[int, int]
+    shards: array[int]
     version: int
+
+    def shard_at(self, slot: int | None, origin: int) -> int:
+        """Return where the rows of a slot's key are; ``origin`` for a slot that is not known yet."""
+        return origin if slot is None or slot >= len(self.shards) else self.shards[slot]
 
 
 class KnownHomes:
@@ -149,7 +158,7 @@ class KnownHomes:
         digests: the first 16 bytes of each key's hash, concatenated in order.
         shards: two bytes per key, the higher first, in the same order.
         newer: keys that changed since, with their shards, or ``None`` for those that were taken out.
-        departures: the shards that rows have left, with which.
+        departures: the shards that rows have left.
 
     Attributes:
         version: as given.
@@ -166,7 +175,7 @@ class KnownHomes:
         newer: Mapping[bytes, int | None] = MappingProxyType({}),
         departures: Mapping[int, Departures] = MappingProxyType({}),
     ) -> None:
-        both, self._shards = _numbers("Q", digests), _numbers("H", shards)
+        both, self._shards = numbers_of("Q", digests), numbers_of("H", shards)
         if len(both) != 2 * len(self._shards):
             raise BadArgument(f"{len(both) // 2} keys have {len(self._shards)} shards")
         self.version = version
@@ -230,13 +239,20 @@ class KnownHomes:
         """
         if not self:
             return shards_for_keys(keys, shard_count)
-        found: list[int] = []
-        filter_, mask, newer = self._filter, self._mask, self._newer
-        for digest in digests_of_keys(keys):
-            high = int.from_bytes(digest[:8], "big")
-            home = self.shard_of(digest) if newer or filter_[high & mask] else None
-            found.append(high % shard_count if home is None else home)
-        return found
+        if self._newer:
+            return [self._shard_for(digest, shard_count) for digest in digests_of_keys(keys)]
+        # Most keys end with the filter: no call for each of them.
+        filter_, mask = self._filter, self._mask
+        return [
+            self._shard_for(digest, shard_count)
+            if filter_[(high := int.from_bytes(digest[:8], "big")) & mask]
+            else high % shard_count
+            for digest in digests_of_keys(keys)
+        ]
+
+    def _shard_for(self, digest: bytes, shard_count: int) -> int:
+        home = self.shard_of(digest)
+        return shard_of_digest(digest, shard_count) if home is None else home
 
 
 NO_HOMES: Final = KnownHomes()

@@ -64,8 +64,21 @@ def list_ids(connection: Connection, kind: str, key: str | Key, ids: Iterable[in
     for id_ in ids:
         by_origin[layout.shard_of(id_)].append(id_)
     written = _text(kind, key)
-    for origin, its in sorted(by_origin.items()):
-        slot, now = _slot(connection, kind, written, origin, shard)
+    # First of all, since new ones lock the placement.
+    slots = {origin: _slot(connection, kind, written, origin, shard) for origin in sorted(by_origin)}
+    for origin, slot in slots.items():
+        its = by_origin[origin]
+        where = {"origin": origin, "slot": slot}
+        # Those who change one list take turns; a switch of the key waits for its row.
+        connection.execute(
+            text("select from shardids_catalog.placement where shard = :origin for no key update"), where
+        )
+        now = connection.scalar(
+            text("""
+                select shard from shardids_catalog.moved_key
+                where origin = :origin and slot = :slot for update"""),
+            where,
+        )
         list_of(origin).add(connection, dict.fromkeys(its, slot), None)
         # Setting the shard notifies clients: those who know the list have not seen these IDs.
         heeded = ", shard = shard" if now != origin else ""
@@ -74,7 +87,7 @@ def list_ids(connection: Connection, kind: str, key: str | Key, ids: Iterable[in
                 update shardids_catalog.moved_key
                 set lowest = least(lowest, :lowest), highest = greatest(highest, :highest){heeded}
                 where origin = :origin and slot = :slot"""),  # noqa: S608 -- constants
-            {"origin": origin, "slot": slot, "lowest": min(its), "highest": max(its)},
+            {**where, "lowest": min(its), "highest": max(its)},
         )
 
 
@@ -138,25 +151,25 @@ def move_old_ids(connection: Connection, table: str, shards: Mapping[int, int]) 
         overwrite_directory(connection, table, shards)
 
 
-def _slot(connection: Connection, kind: str, key: str, origin: int, shard: int) -> tuple[int, int]:
-    """Return the key's number in an origin, made if it has none, and the shard that it leads to."""
+def _slot(connection: Connection, kind: str, key: str, origin: int, shard: int) -> int:
+    """Return the key's number in an origin, made if it has none."""
     where = {"kind": kind, "key": key, "origin": origin}
-    found = connection.execute(
+    numbered: int | None = connection.scalar(
         text("""
-            select slot, shard from shardids_catalog.moved_key
+            select slot from shardids_catalog.moved_key
             where kind = :kind and key = :key and origin = :origin"""),
         where,
-    ).one_or_none()
-    if found is not None:
-        return found.slot, found.shard
+    )
+    if numbered is not None:
+        return numbered
     connection.execute(text("select from shardids_catalog.cluster for update"))
-    slot = connection.scalar(
+    slot: int = connection.scalar(
         text("select coalesce(max(slot) + 1, 0) from shardids_catalog.moved_key where origin = :origin"),
         {"origin": origin},
     )
     if slot >= _MOST_SLOTS:
         raise ClusterConflict(
-            f"{_MOST_SLOTS} keys have left shard {origin}: the IDs of another could not be told apart",
+            f"{_MOST_SLOTS} keys have left shard {origin}: IDs of one more could not be distinguished",
             hint="Move a key of another shard.",
         )
     connection.execute(
@@ -165,7 +178,7 @@ def _slot(connection: Connection, kind: str, key: str, origin: int, shard: int) 
             values (:origin, :slot, :kind, :key, :shard)"""),
         {**where, "slot": slot, "shard": shard},
     )
-    return slot, shard
+    return slot
 
 
 def list_of(origin: int) -> IdList:

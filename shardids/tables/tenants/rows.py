@@ -1,4 +1,4 @@
-"""The rows of keys in one shard: the tables with a path to a key column, and what the rows of keys amount to.
+"""Rows of keys in one shard: the tables with a path to a key column, the number and the size of the rows.
 
 It reads only. A table has a path if it has the key column itself, or a foreign key of one column to a table
 that has a path.
