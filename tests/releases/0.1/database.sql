@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 73074573574144
+    START WITH 73083163508736
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 73130408148993
+    START WITH 73138998083585
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -5519,6 +5519,7 @@ CREATE TABLE shardids_catalog.adoption (
     step text NOT NULL,
     is_paused boolean DEFAULT false NOT NULL,
     keeps_back boolean DEFAULT false NOT NULL,
+    compared jsonb DEFAULT '{}'::jsonb NOT NULL,
     compared_at timestamp with time zone,
     switched_at timestamp with time zone,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -5569,6 +5570,13 @@ COMMENT ON COLUMN shardids_catalog.adoption.step IS 'The last step that was begu
 --
 
 COMMENT ON COLUMN shardids_catalog.adoption.keeps_back IS 'Whether changes of the shards are sent back to the source after the switch';
+
+
+--
+-- Name: COLUMN adoption.compared; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.compared IS 'Tables that a comparison which is not over has found to be the same, each with the timelines of the servers';
 
 
 --
@@ -6218,9 +6226,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385034740060651522);
-INSERT INTO shard_0000.kept VALUES (385034740060651523);
-INSERT INTO shard_0000.kept VALUES (385034740060651524);
+INSERT INTO shard_0000.kept VALUES (385070131883016194);
+INSERT INTO shard_0000.kept VALUES (385070131883016195);
+INSERT INTO shard_0000.kept VALUES (385070131883016196);
 
 
 --
@@ -6254,8 +6262,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '757', '2026-11-28 11:50:35.568959+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '758', '2026-11-28 11:50:35.588436+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713224702539645566/5/16798', 1, 3890072139071488000, '757', '2026-11-28 14:11:13.642696+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713224702539645566/5/16798', 1, 3890072139071488000, '758', '2026-11-28 14:11:13.666179+00', NULL);
 
 
 --
@@ -6281,7 +6289,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:50:35.176577+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 14:11:13.31169+00');
 
 
 --
@@ -6306,7 +6314,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:50:35.602161+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:11:13.677527+00', NULL);
 
 
 --
@@ -6407,7 +6415,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3575567924861876590, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3890072230879361698, true);
 
 
 --
@@ -6421,7 +6429,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3575567924861876543, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3890072230879361661, true);
 
 
 --
@@ -6456,7 +6464,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91799435550, true);
+SELECT pg_catalog.setval('shardids.step_1', 91807873634, true);
 
 
 --
@@ -6491,7 +6499,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91799435583, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91807873661, true);
 
 
 --
