@@ -186,6 +186,10 @@ class Actions:
         """Let the way back pass over what came from the source, so that little is left for the pause."""
         self._each(way_back.advance)
 
+    def begin_back(self) -> None:
+        """Let the way back begin behind all that came from the source."""
+        self._each(way_back.begin)
+
     def catch_up(self) -> None:
         """Wait until the nodes are close enough to the source for a short pause."""
         if self.keeps_back:
@@ -382,7 +386,7 @@ SWITCH: Final[Steps] = (
 
 AFTER: Final[Steps] = (
     # Repeated once a client has written to the shards, this would lose the write: it ends before they open.
-    Step(name="begin", act=Actions.draw_near, is_needed=_keeps_back),
+    Step(name="begin", act=Actions.begin_back, is_needed=_keeps_back),
     Step(name="open", act=Actions.open_shards),
     Step(name="old ids", act=Actions.list_old_ids),
     Step(name="clean", act=Actions.clean),
