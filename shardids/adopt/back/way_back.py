@@ -118,7 +118,7 @@ def _make_slot(taker: Taker, name: str) -> None:
 
 
 def advance(taker: Taker) -> None:
-    """Let the early slot pass over what a node has applied so far. Idempotent."""
+    """Let the early slot pass over all changes that a node has applied so far. Idempotent."""
     _make_slot(taker, _early_name(taker))
     with taker.side.autocommit() as connection:
         connection.execute(_ADVANCE, {"name": _early_name(taker), "position": flush(connection)})

@@ -475,7 +475,7 @@ def _await_clock(shard: Shard, on_event: OnEvent) -> None:
 
 
 def _restore(shard: Shard, function: Function, body: str) -> int:
-    """Fence the shard and replace the function; return the tick above which the shard issued none."""
+    """Fence the shard and replace the function; return the shard's highest tick."""
     try:
         with shard.connection.begin():
             shard.execute("set local lock_timeout = '2s'")

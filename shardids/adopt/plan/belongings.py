@@ -1,7 +1,7 @@
 """Functions, views, triggers and policies of a source: which the shards and nodes can have, and why not.
 
-Triggers, and policies and views that name split tables, go into each shard; functions, and what names
-reference tables only, onto each node. PostgreSQL says what a view, trigger or policy names. The body of a
+Triggers, and policies and views that name split tables, go into each shard; functions, and views and policies
+of reference tables, onto each node. PostgreSQL records the names in a view, trigger or policy. The body of a
 function is a text to it, so every word of the body counts as a name.
 """
 
@@ -32,8 +32,7 @@ class Belonging:
     """A function, view, trigger or policy. Names are SQL, those of relations with their schemas.
 
     Attributes:
-        kind: one of them, or ``relation``: a table, sequence or materialized view, of which only the name is
-            read.
+        kind: one of them, or ``relation``: a table, sequence or materialized view; only its name is read.
         relation: the table or view that a trigger or policy belongs to; the view itself.
         name: bare, of a trigger and a policy; of a function with its arguments.
         definition: the statement that makes it; of a view the query, of a policy all after the table.
@@ -90,7 +89,7 @@ class Belonging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sorting:
-    """What comes along and what stays.
+    """The objects that come along, and those that stay.
 
     ``in_shards`` and ``on_nodes``: in an order for making them. ``left``: the others that belong to tables
     that are copied, and all other functions and views, each with the reason.
@@ -102,7 +101,7 @@ class Sorting:
 
 
 def read_belongings(connection: Connection) -> list[Belonging]:
-    """Read what belongs to the source's tables, in the open transaction."""
+    """Read the objects of the source, in the open transaction."""
     # Statements are made of the names.
     connection.exec_driver_sql("set local quote_all_identifiers = off")
     return [
@@ -120,7 +119,7 @@ def sort_belongings(
     kinds: Mapping[str, Kind],
     refused: Mapping[tuple[str, int], str] | None = None,
 ) -> Sorting:
-    """Sort what belongs to tables of these kinds; other tables count as loose.
+    """Sort the objects of a source whose tables are of these kinds; other tables count as loose.
 
     ``refused``: objects that a node could not have, by their keys, each with the reason.
     """
@@ -145,7 +144,7 @@ class _Sorter:
         self._split = {(*_parts(name)[:-1], ".", _parts(name)[-1]): name for name in split}
 
     def sorted(self) -> Sorting:
-        """Return all, sorted, once what names anything that is left is left, too."""
+        """Return all, sorted: an object that names another one that is left is also left."""
         while found := dict(self._found()):
             self._left |= found
         made = [one for one in self._all if one.key not in self._left and self._is_ours(one)]
@@ -165,7 +164,7 @@ class _Sorter:
         )
 
     def _is_ours(self, one: Belonging) -> bool:
-        """Return whether a plan speaks of it: not of what belongs to tables that stay."""
+        """Return whether a plan speaks of it: not of objects of tables that stay."""
         if one.kind == VIEW:
             return not one.names or any(map(self._is_copied, one.names))
         return one.kind == FUNCTION or self._is_copied(one.relation or "")
@@ -186,7 +185,7 @@ class _Sorter:
         return self._kind(name).is_split
 
     def _found(self) -> Iterator[tuple[tuple[str, int], str]]:
-        """Yield what is to be left, and is not yet, with the reason."""
+        """Yield the objects that are to be left, and are not yet, with the reason."""
         for one in self._all:
             if one.key not in self._left and (reason := self._reason(one)) is not None:
                 yield one.key, reason
@@ -217,7 +216,7 @@ class _Sorter:
                 yield f"it names {name}, which stays at the source"
         if one.kind != VIEW and not self._is_in_shards(one.relation):
             if one.kind == TRIGGER:
-                yield "rows of reference tables come by replication, for which it does not fire"
+                yield "rows of reference tables come by replication: it would not fire"
             elif any(map(self._is_in_shards, names)):
                 yield "it belongs to a reference table and names rows that are split"
 

@@ -23,7 +23,7 @@ class Making:
         has_numbers: sequences of the source come along, one for each shard.
         foreign_keys: those that hold, each with the name of the table that it refers to.
         with_grants: roles get the privileges that they have at the source.
-        has_policies: its row security policies are made, too.
+        has_policies: its row security policies are also made.
     """
 
     structure: Definition

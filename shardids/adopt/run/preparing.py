@@ -138,7 +138,7 @@ class _Writer:
 
     Attributes:
         roles: that have privileges; ``policy_roles``: that policies name.
-        optional: statements that may fail, each with what it makes.
+        optional: statements that may fail, each with the object that it makes.
     """
 
     def __init__(
@@ -306,8 +306,8 @@ def _missing_roles(sides: Sides, writer: _Writer) -> Iterator[Refusal]:
 def _try(taker: Taker, prepared: Prepared, optional: Mapping[str, Belonging]) -> dict[tuple[str, int], str]:
     """Run the statements on a node and in one of its shards, and roll back.
 
-    ``optional``: statements that may fail, each with what it makes. Returns the keys of those that did, each
-    with the reason.
+    ``optional``: statements that may fail, each with the object that it makes. Returns the keys of those that
+    did, each with the reason.
 
     Raises:
         AdoptionRefused: another one fails.

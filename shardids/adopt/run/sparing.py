@@ -1,6 +1,6 @@
 """Limits that spare the source while rows are brought and compared.
 
-The log is looked at with each event of the work, once a second at most; between two portions of a comparison
+The log is looked at with each event of the work, at most every second; between two portions of a comparison
 the work waits for its rate, for the source's answers and for its standbys.
 """
 
@@ -22,7 +22,7 @@ from shardids.replication.steps import Event, OnEvent, Waiting
 _LOOK_S: Final = 1.0
 """How often the log is looked at."""
 _PROBES: Final = 5
-"""How many statements tell how fast the source answers: the median counts."""
+"""How many statements measure how fast the source answers: the median counts."""
 _PORTION_S: Final = 0.5
 """How long reading a portion takes at its rate."""
 WHOLE_PORTION: Final = 64 << 20
