@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from shardids.adopt.run.following import let_follow
-from shardids.adopt.run.journal import (
-    KEPT,
-    Journal,
-    Outcome,
-)
+from shardids.adopt.run.journal import FOLLOW, KEPT, Journal, Outcome
 from shardids.adopt.run.sides import Sides, opened_sides, relay_url, source_url
+from shardids.adopt.run.sparing import NO_LIMITS, Limits, Sparing, TooMuchLog
 from shardids.adopt.steps import AFTER, BACK, SWITCH, Actions, Steps, run_steps
 from shardids.catalog.leases import Lease, OnBusy, obtain
 from shardids.catalog.rows import Catalog
@@ -64,6 +61,7 @@ class Adopter:
         on_event: OnEvent,
         *,
         reader: str | None = None,
+        limits: Limits = NO_LIMITS,
         dry_run: bool = False,
     ) -> Iterator[Self]:
         """Yield the runner of the steps of the journal's adoption.
@@ -91,7 +89,11 @@ class Adopter:
                     with taker.side.begin() as connection:
                         bring(connection, own)
             actions = Actions(
-                catalog=catalog, journal=journal, sides=sides, max_pause_s=max_pause_s, on_event=report
+                catalog=catalog,
+                journal=journal,
+                sides=sides,
+                max_pause_s=max_pause_s,
+                sparing=Sparing(sides, limits, report),
             )
             yield cls(journal, sides, actions, report, dry_run=dry_run)
 
@@ -112,6 +114,21 @@ class Adopter:
         for follower in self._sides.followers:
             let_follow(follower, is_enabled=False)
         return self.result()
+
+    def bring(self) -> Result:
+        """Take the steps that bring the rows; abort if a server keeps too much of its log.
+
+        Raises:
+            AdoptionFailed: it stopped, or was aborted.
+        """
+        try:
+            return self.take(run_steps(self._journal.adoption.plan), then=FOLLOW)
+        except TooMuchLog as error:
+            self.undo()
+            raise AdoptionFailed(
+                f"{error.message}. The adoption was aborted, and no log is kept for it",
+                hint="Find out why the nodes are slow, or give the log more room; then run the plan again.",
+            ) from error
 
     def take(self, *tables: Steps, then: str | None = None) -> Result:
         """Take the steps from the one that the journal is at; without ``then`` the adoption is over."""
@@ -159,7 +176,8 @@ class Adopter:
         return self.result()
 
     def compare(self) -> Result:
-        """Compare all rows."""
+        """Compare all rows, from the first table on."""
+        self._journal.note_comparison(is_whole=False)
         self._actions.compare()
         return self.result()
 

@@ -28,6 +28,7 @@ from shardids.adopt.run.journal import (
     open_adoption,
 )
 from shardids.adopt.run.sides import Sides, opened_sides, relay_url, source_url
+from shardids.adopt.run.sparing import NO_LIMITS, Limits
 from shardids.adopt.steps import AFTER, AFTER_BACK, BACK, END, SWITCH, Steps, is_at, run_steps
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ConnectionFailed
@@ -89,10 +90,10 @@ def check(
                 reference=len(sides.reference),
                 loose=len(plan.tables) - len(sides.names),
                 rows=sum(table.rows for table in copied),
-                size_bytes=sum(table.size_bytes for table in copied),
+                size_bytes=plan.copied_bytes,
                 shards=sides.cluster.shard_count,
                 nodes=len(sides.takers),
-                relay_bytes=sum(table.size_bytes for table in copied) if sides.relay else 0,
+                relay_bytes=plan.copied_bytes if sides.relay else 0,
             )
 
 
@@ -104,11 +105,12 @@ def run(
     via: str | None = None,
     reader: str | None = None,
     trusted: Sequence[str] = (),
+    limits: Limits = NO_LIMITS,
     on_event: OnEvent = ignore,
 ) -> Result:
     """Bring all rows into the shards, compare them, and let the nodes follow the source.
 
-    Takes the arguments of :func:`check`. Applications go on using the source.
+    Takes the arguments of :func:`check`. Applications go on using the source, which ``limits`` spare.
 
     Raises:
         AdoptionRefused, ClusterConflict: see :func:`check`; nothing was touched.
@@ -118,10 +120,11 @@ def run(
         journal.refuse_open()
         with _checked_sides(catalog, plan, (source, via), reader) as sides:
             shapes, plan = _examine(catalog, sides, trusted), sides.plan
-        steps = run_steps(plan)
-        journal.enter(plan, plan.source, shapes, steps[0].name)
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
-            return adopter.take(steps, then=FOLLOW)
+        journal.enter(plan, plan.source, shapes, run_steps(plan)[0].name)
+        with Adopter.opened(
+            catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader, limits=limits
+        ) as adopter:
+            return adopter.bring()
 
 
 @contextmanager
@@ -212,6 +215,7 @@ def resume(
     source: str | None = None,
     via: str | None = None,
     reader: str | None = None,
+    limits: Limits = NO_LIMITS,
     on_event: OnEvent = ignore,
     dry_run: bool = False,
 ) -> Result:
@@ -226,7 +230,14 @@ def resume(
     with Journal.opened(catalog) as journal:
         was = journal.step
         with Adopter.opened(
-            catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader, dry_run=dry_run
+            catalog,
+            journal,
+            (source, via),
+            MAX_PAUSE_S,
+            on_event,
+            reader=reader,
+            limits=limits,
+            dry_run=dry_run,
         ) as adopter:
             adopter.end_former_sessions(at_source=was != FINISH)
             if was == ABORT and not dry_run:
@@ -234,9 +245,8 @@ def resume(
             adopter.follow()
             if dry_run or was in (FOLLOW, KEPT, RETURNED):
                 return adopter.result()
-            steps = run_steps(journal.adoption.plan)
-            if is_at(was, steps):
-                return adopter.take(steps, then=FOLLOW)
+            if is_at(was, run_steps(journal.adoption.plan)):
+                return adopter.bring()
             if is_at(was, BACK, AFTER_BACK):
                 return adopter.take(BACK, AFTER_BACK, then=RETURNED)
             if was == FINISH:
@@ -300,6 +310,7 @@ def compare(
     source: str | None = None,
     via: str | None = None,
     reader: str | None = None,
+    limits: Limits = NO_LIMITS,
     on_event: OnEvent = ignore,
 ) -> Result:
     """Compare every row of the source with those of the shards, while the nodes follow it.
@@ -315,7 +326,9 @@ def compare(
                 "rows can be compared as long as the nodes follow the source",
                 hint="To see its step: shardids adopt status",
             )
-        with Adopter.opened(catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader) as adopter:
+        with Adopter.opened(
+            catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader, limits=limits
+        ) as adopter:
             return adopter.compare()
 
 

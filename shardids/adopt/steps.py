@@ -15,6 +15,7 @@ from shardids.adopt.plan.document import OldIds, Plan
 from shardids.adopt.run import barrier, comparing, following, numbers, relay, staging
 from shardids.adopt.run.journal import FINISH, HANDED_BACK, KEPT, Journal
 from shardids.adopt.run.sides import Sides, Taker
+from shardids.adopt.run.sparing import Sparing
 from shardids.catalog.old_ids import (
     BY_DIRECTORY,
     BY_FAN_OUT,
@@ -26,7 +27,7 @@ from shardids.catalog.old_ids import (
 from shardids.catalog.rows import Catalog
 from shardids.errors import ConnectionFailed
 from shardids.pg.definitions import Definition
-from shardids.replication.steps import Lagging, Noted, OnEvent, Step, Waiting
+from shardids.replication.steps import Lagging, Noted, Step, Waiting
 from shardids.replication.subscriptions import unpublish, unsubscribe
 
 _WORTH_TRYING: Final = 0.1
@@ -49,7 +50,7 @@ class Actions:
     """
 
     def __init__(
-        self, *, catalog: Catalog, journal: Journal, sides: Sides, max_pause_s: float, on_event: OnEvent
+        self, *, catalog: Catalog, journal: Journal, sides: Sides, max_pause_s: float, sparing: Sparing
     ) -> None:
         self.pause_ms: float | None = None
         self._catalog = catalog
@@ -57,7 +58,7 @@ class Actions:
         self._sides = sides
         self._max_pause_s = max_pause_s
         self._near_s = max(max_pause_s * _WORTH_TRYING, 0.05)
-        self._on_event = on_event
+        self._on_event = self._sparing = sparing
         self._stopped: float | None = None
         self._there: dict[str, Definition] | None = None
 
@@ -150,8 +151,15 @@ class Actions:
                     connection.execute(text("select shardids.analyze(:shard)"), {"shard": shard})
 
     def compare(self) -> None:
-        """Compare all rows."""
-        comparing.compare(self._sides, self.there, self._on_event)
+        """Compare all rows; go on where it was interrupted, if no server was replaced meanwhile."""
+        now = following.timelines(self._sides.followers)
+        comparing.compare(
+            self._sides,
+            self.there,
+            self._sparing,
+            compared=[table for table, was in self._journal.adoption.compared.items() if was == now],
+            on_table=lambda table: self._journal.note_compared(table, now),
+        )
         following.note_timelines(self._sides.followers)
         self._journal.note_comparison()
 
@@ -177,6 +185,10 @@ class Actions:
     def draw_near(self) -> None:
         """Let the way back pass over what came from the source, so that little is left for the pause."""
         self._each(way_back.advance)
+
+    def begin_back(self) -> None:
+        """Let the way back begin behind all that came from the source."""
+        self._each(way_back.begin)
 
     def catch_up(self) -> None:
         """Wait until the nodes are close enough to the source for a short pause."""
@@ -374,7 +386,7 @@ SWITCH: Final[Steps] = (
 
 AFTER: Final[Steps] = (
     # Repeated once a client has written to the shards, this would lose the write: it ends before they open.
-    Step(name="begin", act=Actions.draw_near, is_needed=_keeps_back),
+    Step(name="begin", act=Actions.begin_back, is_needed=_keeps_back),
     Step(name="open", act=Actions.open_shards),
     Step(name="old ids", act=Actions.list_old_ids),
     Step(name="clean", act=Actions.clean),

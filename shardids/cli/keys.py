@@ -81,16 +81,28 @@ def function(
     shard: Annotated[
         int, typer.Option(min=0, help="The shard in the function's IDs. It lives in the same database.")
     ],
+    back: Annotated[bool, typer.Option("--back", help="Restore the function, and fence the shard.")] = False,
 ) -> None:
     """Let a function that issues IDs of the cluster's layout issue those of a shard from now on.
 
     For databases that use the function published by Instagram, or one like it. Tables, defaults and what
     calls the function stay as they are; writers wait for 0.1 s at most. No ID is issued again.
+    --back restores the function's former body once the clock is above the shard's last ID.
     """
-    from shardids.adopt.inplace.functions import replace_function
+    from shardids.adopt.inplace.functions import replace_function, restore_function
     from shardids.cli.adopt.shown import shown
 
     there = run.catalog
+    if back:
+        with shown() as show:
+            restored = restore_function(there, name, shard, dry_run=run.dry, on_event=show)
+        if run.as_json:
+            print_json(asdict(restored))
+            return
+        out.print(f"{restored.function} {'would have' if run.dry else 'has'} its former body again")
+        out.print(f"columns: {', '.join(restored.columns)}")
+        out.print(f"shard {shard} {'would be' if run.dry else 'is'} fenced; its last ID: {restored.last_id}")
+        return
     with shown() as show:
         done = replace_function(there, name, shard, dry_run=run.dry, on_event=show)
     if run.as_json:

@@ -422,8 +422,11 @@ def keep_settings(engine: Engine, settings: Mapping[str, str]) -> None:
     """Give every session of an engine these settings; as :func:`keep_commits`, only without a pooler."""
 
     def _keep(connection: psycopg.Connection[Any], _record: object) -> None:
-        for name, value in settings.items():
-            connection.execute("select set_config(%s, %s, false)", [name, value])
+        connection.execute(
+            """select pg_catalog.set_config(name, value, false)
+               from unnest(%s::text[], %s::text[]) setting (name, value)""",
+            [list(settings), list(settings.values())],
+        )
         connection.commit()
 
     on_connect(engine, _keep)

@@ -11,6 +11,8 @@ from shardids.errors import BadArgument
 
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(ms|s|min|h)?")
+_SIZE: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(kB|MB|GB|TB)")
+_UNITS_BYTES: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000}
 
 
@@ -69,3 +71,15 @@ def parse_duration_ms(text: str) -> int:
     if not 0 <= milliseconds < 1 << 31:
         raise BadArgument(f"{text!r} is not a duration", hint="Write 2s, 500ms or 1min; 0 means no limit.")
     return round(milliseconds)
+
+
+def parse_size_bytes(text: str) -> int:
+    """Parse a size, ``500MB`` or ``2GB``, and return it in bytes; units are powers of 1,000.
+
+    Raises:
+        BadArgument: the text is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise BadArgument(f"{text!r} is not a size", hint="Write 500MB or 2GB.")
+    return round(float(match[1]) * _UNITS_BYTES[match[2]])

@@ -1,5 +1,5 @@
--- Purpose:    what shardids adopt plan names because copying rows does not bring it along: kind, the table that it
---             belongs to, and its name. What belongs to extensions is left out.
+-- Purpose:    what shardids adopt plan names because it never comes along: kind, the table that it belongs to, and its
+--             name. What belongs to extensions is left out; belongings.v1.sql has what may come.
 -- Locks:      none beyond those of reading the server's catalogs.
 -- Privileges: none.
 
@@ -7,33 +7,21 @@ with application as (
   select n.oid, n.nspname from pg_namespace n where n.nspname !~ '^pg_' and n.nspname <> 'information_schema'),
 of_extension as (
   select d.classid, d.objid from pg_depend d where d.deptype = 'e')
-select 'trigger' as kind, coalesce(pg_partition_root(t.tgrelid), t.tgrelid)::oid::bigint as table_oid, t.tgname::text as name
-from pg_trigger t
-where not t.tgisinternal and t.tgparentid = 0
-union all
-select 'rule', coalesce(pg_partition_root(r.ev_class), r.ev_class)::oid::bigint, r.rulename::text
+select 'rule' as kind, coalesce(pg_partition_root(r.ev_class), r.ev_class)::oid::bigint as table_oid, r.rulename::text as name
 from pg_rewrite r
 join pg_class c on c.oid = r.ev_class and c.relkind in ('r', 'p')
 where r.rulename <> '_RETURN'
 union all
-select 'row security policy', coalesce(pg_partition_root(p.polrelid), p.polrelid)::oid::bigint, p.polname::text
-from pg_policy p
-union all
-select case c.relkind when 'v' then 'view' when 'm' then 'materialized view' else 'sequence' end,
+select case c.relkind when 'm' then 'materialized view' else 'sequence' end,
        null, format('%I.%I', a.nspname, c.relname)
 from pg_class c
 join application a on a.oid = c.relnamespace
-where (c.relkind in ('v', 'm')
+where (c.relkind = 'm'
        or c.relkind = 'S' and not exists (
          select from pg_depend d
          where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.refclassid = 'pg_class'::regclass
            and d.deptype in ('a', 'i')))
   and not exists (select from of_extension e where e.classid = 'pg_class'::regclass and e.objid = c.oid)
-union all
-select 'function', null, format('%I.%I', a.nspname, p.proname)
-from pg_proc p
-join application a on a.oid = p.pronamespace
-where not exists (select from of_extension e where e.classid = 'pg_proc'::regclass and e.objid = p.oid)
 union all
 select case t.typtype when 'e' then 'enum' when 'd' then 'domain' when 'r' then 'range type' else 'composite type' end,
        null, format('%I.%I', a.nspname, t.typname)

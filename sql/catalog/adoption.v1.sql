@@ -13,6 +13,7 @@ create table shardids_catalog.adoption (
   step        text        not null,
   is_paused   boolean     not null default false,
   keeps_back  boolean     not null default false,
+  compared    jsonb       not null default '{}',
   compared_at timestamptz,
   switched_at timestamptz,
   started_at  timestamptz not null default now(),
@@ -29,5 +30,7 @@ comment on column shardids_catalog.adoption.plan is 'The plan, as shardids adopt
 comment on column shardids_catalog.adoption.shapes is 'The tables of the source, as they have to stay until the switch';
 comment on column shardids_catalog.adoption.step is 'The last step that was begun';
 comment on column shardids_catalog.adoption.keeps_back is 'Whether changes of the shards are sent back to the source after the switch';
+comment on column shardids_catalog.adoption.compared is
+  'Tables that a comparison which is not over has found to be the same, each with the timelines of the servers';
 comment on column shardids_catalog.adoption.compared_at is 'When all rows were last found to be the same';
 comment on column shardids_catalog.adoption.switched_at is 'When the shards took over; from then on there is no abort';

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from shardids.adopt import adoption
-from shardids.adopt.run import comparing, following
+from shardids.adopt.run import comparing, following, sparing
+from shardids.errors import AdoptionFailed, BadArgument
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.reader import Reader
-from tests.support.adoptions import Shop, new_shop
+from shardids.replication.steps import Event, Waiting
+from tests.support.adoptions import Clients, Shop, home_of, new_shop, schema
+from tests.support.standbys import standby_of
+
+NAMES = {"public.countries", "public.users", '"The Shop"."Orders"', "public.lines"}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +104,154 @@ def test_any_two_rows_of_a_wide_table_have_other_texts(shop: Shop) -> None:
             [value for row in rows for value in row],
         )
         assert len(found.fetchall()) == len(rows)
+
+
+@pytest.fixture
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each portion of a table is one block."""
+    monkeypatch.setattr(sparing.Limits, "portion_bytes", 8192)
+
+
+@pytest.mark.usefixtures("small_portions")
+def test_rows_are_compared_by_portions_while_they_change(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    all_rows = comparing.all_rows
+
+    def ask(reader: Reader, query: str) -> list[dict[str, Any]]:
+        if "t.ctid >=" in query:
+            asked.append(query)
+            with shop.connected("source") as source:
+                # The rows get behind the last block, and some are read twice.
+                source.execute("update users set name = name || '-' where id <= 20")
+        return all_rows(reader, query)
+
+    monkeypatch.setattr(comparing, "all_rows", ask)
+    events: list[Event] = []
+    adoption.compare(shop.catalog, on_event=events.append)
+    assert {one.table for one in events if isinstance(one, comparing.Compared)} == NAMES
+    # Both partitions, by their own blocks.
+    for name in ("users", "lines_low", "lines_high"):
+        assert sum(f"from public.{name} t" in query for query in asked) > 2
+    monkeypatch.setattr(comparing, "all_rows", all_rows)
+    with planted(shop), pytest.raises(AdoptionFailed, match=r"rows of public\.users are not the same"):
+        adoption.compare(shop.catalog)
+    adoption.compare(shop.catalog)
+
+
+@contextmanager
+def planted(shop: Shop) -> Iterator[None]:
+    """A row of the shards has another name meanwhile."""
+    node = shop.catalog.node_of(home_of(7)).name
+    named = f"update {schema(home_of(7))}.users set name = %s where id = 7 returning name"
+    with shop.connected("source") as source, shop.connected(node) as there:
+        (name,) = source.execute("select name from users where id = 7").fetchone() or ("",)
+        # The barrier of the shards lets those pass that call themselves replicas.
+        there.execute("set session_replication_role = replica")
+        there.execute(named.encode(), ["other"])
+        try:
+            yield
+        finally:
+            there.execute(named.encode(), [name])
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_comparison_waits_while_the_source_is_slow(shop: Shop) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Waiting):
+            assert "ms for a statement" in event.reason
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        adoption.compare(shop.catalog, limits=sparing.Limits(max_latency_s=1e-9), on_event=stop)
+    adoption.compare(shop.catalog, limits=sparing.Limits(max_latency_s=60.0))
+
+
+@pytest.mark.usefixtures("small_portions")
+def test_a_comparison_keeps_to_its_rate(shop: Shop) -> None:
+    with shop.connected("source") as source:
+        (size,) = source.execute("""
+            select sum(pg_relation_size(r)) from unnest(array['users', '"The Shop"."Orders"', 'lines_low',
+              'lines_high']::regclass[]) r""").fetchone() or (0,)
+    started = time.monotonic()
+    adoption.compare(shop.catalog, limits=sparing.Limits(rate_bytes_s=int(size)))
+    assert time.monotonic() - started >= 1.0
+
+
+@pytest.mark.long
+def test_rows_are_compared_with_a_standby_of_the_source(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[str] = []
+    all_rows = comparing.all_rows
+
+    def ask(reader: Reader, query: str) -> list[dict[str, Any]]:
+        if reader._what == "the source":
+            readers.append(
+                reader._connection.exec_driver_sql("select pg_is_in_recovery()::text").scalar_one()
+            )
+            reader._connection.rollback()
+        return all_rows(reader, query)
+
+    monkeypatch.setattr(comparing, "all_rows", ask)
+    with standby_of(shop.servers["source"]) as standby:
+        with Clients(shop):
+            adoption.compare(shop.catalog, reader=standby.url())
+            assert {*readers} == {"true"}
+        with planted(shop), pytest.raises(AdoptionFailed, match=r"rows of public\.users are not the same"):
+            adoption.compare(shop.catalog, reader=standby.url())
+        # What it has not replayed is waited for.
+        with psycopg.connect(standby.url(), autocommit=True) as there, shop.connected("source") as source:
+            there.execute("select pg_wal_replay_pause()")
+            source.execute("update users set name = name || '!' where id <= 20")
+            resuming = threading.Timer(2, there.execute, ["select pg_wal_replay_resume()"])
+            resuming.start()
+            started = time.monotonic()
+            adoption.compare(shop.catalog, reader=standby.url())
+            resuming.join()
+        assert time.monotonic() - started >= 1.5
+    with (
+        standby_of(shop.servers["b"]) as other,
+        pytest.raises(BadArgument, match="another database or server"),
+    ):
+        adoption.compare(shop.catalog, reader=other.url())
+
+
+def interrupted(shop: Shop) -> list[str]:
+    """The tables that a comparison has compared which is interrupted after its second."""
+    compared: list[str] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, comparing.Compared):
+            compared.append(event.table)
+            if len(compared) == 2:
+                raise Stopped
+
+    with pytest.raises(Stopped):
+        adoption.compare(shop.catalog, on_event=stop)
+    return compared
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_comparison_goes_on_with_the_next_table(shop: Shop, is_replaced: bool) -> None:
+    before = interrupted(shop)
+    with shop.catalog.engine.begin() as catalog:
+        catalog.execute(text("update shardids_catalog.adoption set step = 'compare' where ended_at is null"))
+        if is_replaced:
+            catalog.execute(
+                text("""update shardids_catalog.adoption set compared = (
+                    select jsonb_object_agg(key, replace(value #>> '{}', '0000000', '0000009'))
+                    from jsonb_each(compared)) where ended_at is null""")
+            )
+    events: list[Event] = []
+    assert adoption.resume(shop.catalog, on_event=events.append).step == "follow"
+    after = {one.table for one in events if isinstance(one, comparing.Compared)}
+    assert after == NAMES if is_replaced else NAMES - {*before}
+    # One that a person asks for begins anew.
+    interrupted(shop)
+    events.clear()
+    adoption.compare(shop.catalog, on_event=events.append)
+    assert {one.table for one in events if isinstance(one, comparing.Compared)} == NAMES
 
 
 def _nodes(shop: Shop) -> Iterator[tuple[str, psycopg.Connection]]:

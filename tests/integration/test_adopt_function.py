@@ -12,9 +12,10 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from shardids.adopt.inplace.functions import Replaced, replace_function
+from shardids.adopt.inplace import functions
+from shardids.adopt.inplace.functions import Replaced, replace_function, restore_function
 from shardids.catalog.rows import Catalog
-from shardids.errors import AdoptionRefused, BadArgument
+from shardids.errors import AdoptionRefused, BadArgument, ClusterConflict, StatementFailed
 from shardids.ids.layout import INSTAGRAM
 from shardids.migrate.install import provision
 from shardids.pg.sqlfiles import read_sql
@@ -223,3 +224,107 @@ def test_who_may_draw_must_be_granted_the_shard(
             replace_function(catalog, "insta5.next_id", 5)
         provision.grant(catalog, role, [5])
         assert replace_function(catalog, "insta5.next_id", 5).is_new
+
+
+DEFINITION = "select pg_get_functiondef('insta5.next_id'::regproc)"
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that takes over starts near the clock, so that the way back has little to wait for."""
+    monkeypatch.setattr(functions, "LEAD_S", 2)
+
+
+@pytest.mark.usefixtures("near")
+def test_the_way_back_restores_the_body_and_no_id_comes_again(published: tuple[URL, Catalog]) -> None:
+    url, catalog = published
+    before = scalar(url, DEFINITION)
+    with Writers(url, count=2) as old:
+        pass
+    replace_function(catalog, "insta5.next_id", 5)
+    assert scalar(url, DEFINITION) != before
+    with Writers(url, count=2) as new:
+        pass
+    dry = restore_function(catalog, "insta5.next_id", 5, dry_run=True)
+    assert scalar(url, DEFINITION) != before
+    waits: list[Event] = []
+    done = restore_function(catalog, "insta5.next_id", 5, on_event=waits.append)
+    assert scalar(url, DEFINITION) == before
+    assert done.last_id >= dry.last_id >= max(new.ids)
+    with Writers(url, count=2) as again:
+        pass
+    assert min(again.ids) > done.last_id
+    ids = [*old.ids, *new.ids, *again.ids]
+    assert len(ids) == len(set(ids))
+    assert scalar(url, "select state from shardids.shard where id = 5") == "fenced"
+    with pytest.raises(ClusterConflict, match="not active"):
+        restore_function(catalog, "insta5.next_id", 5)
+
+
+@pytest.mark.usefixtures("near")
+def test_draws_during_the_way_back_are_never_doubled(published: tuple[URL, Catalog]) -> None:
+    url, catalog = published
+    replace_function(catalog, "insta5.next_id", 5)
+    ids, fenced, stop = list[int](), list[str | None](), threading.Event()
+
+    def draw() -> None:
+        with psycopg.connect(dsn(url), autocommit=True) as connection:
+            while not stop.is_set():
+                try:
+                    row = connection.execute("select insta5.next_id()", prepare=True).fetchone()
+                    assert row is not None
+                    ids.append(row[0])
+                except psycopg.Error as error:
+                    fenced.append(error.sqlstate)
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        done = restore_function(catalog, "insta5.next_id", 5)
+        after = len(ids)
+        wait_for(lambda: len(ids) > after + 500, "the function draws")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(ids) == len(set(ids))
+    assert {*fenced} <= {"SI002"}
+    assert sum(id_ > done.last_id for id_ in ids) > 400
+
+
+@pytest.mark.usefixtures("near")
+def test_a_way_back_that_fails_leaves_the_shard_drawing(published: tuple[URL, Catalog]) -> None:
+    url, catalog = published
+    with pytest.raises(AdoptionRefused, match="does not draw from shard 5"):
+        restore_function(catalog, "insta5.next_id", 5)
+    replace_function(catalog, "insta5.next_id", 5)
+    with connected(url) as connection:
+        connection.execute("create table insta5.own (id bigint default shard_0005.next_id())")
+        with pytest.raises(AdoptionRefused, match=r"insta5\.own\.id would have no IDs"):
+            restore_function(catalog, "insta5.next_id", 5)
+        connection.execute("drop table insta5.own")
+        connection.execute("""
+            create function refuse_it() returns event_trigger language plpgsql
+              as 'begin raise exception ''not today''; end';
+            create event trigger refuse_it on ddl_command_start when tag in ('CREATE FUNCTION')
+              execute function refuse_it()""")
+        replaced = scalar(url, DEFINITION)
+        with pytest.raises(StatementFailed, match="not today"):
+            restore_function(catalog, "insta5.next_id", 5)
+        connection.execute("drop event trigger refuse_it; drop function refuse_it")
+    assert scalar(url, DEFINITION) == replaced
+    assert scalar(url, "select state from shardids.shard where id = 5") == "active"
+    assert INSTAGRAM.shard_of(scalar(url, "select insta5.next_id()")) == 5
+    restore_function(catalog, "insta5.next_id", 5)
+
+
+def test_a_shard_far_ahead_of_the_clock_is_waited_for_by_the_operator(published: tuple[URL, Catalog]) -> None:
+    url, catalog = published
+    ahead = scalar(url, "select shardids.max_id(clock_timestamp() + interval '30 minutes')")
+    with connected(url) as connection:
+        connection.execute("insert into insta5.photos values (%s)", [ahead])
+    replace_function(catalog, "insta5.next_id", 5)
+    with pytest.raises(AdoptionRefused, match="s ahead of the clock"):
+        restore_function(catalog, "insta5.next_id", 5)
+    assert scalar(url, "select insta5.next_id()") > ahead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
+from shardids.adopt.plan.document import Severity, read_plan
 from shardids.catalog.rows import Catalog
 from shardids.cli import app
 from shardids.ids.layout import Layout
@@ -71,7 +73,6 @@ SOURCE = r"""
     comment on index users_code is 'the code';
     alter table users alter mail set storage external, alter spare set statistics 300;
     alter table "The Shop"."Orders" enable row level security;
-    create policy own on "The Shop"."Orders" using (true);
     alter table logs add constraint later check (log_id > 5) not valid;
     grant select, insert, update on users, "The Shop"."Orders", countries to app;
     grant update (name), select on users to "Reports, daily" with grant option;
@@ -83,7 +84,45 @@ SOURCE = r"""
     insert into "The Shop"."Orders" (user_id, referred_by)
     select n % 100 + 1, (n + 1) % 100 + 1 from generate_series(1, 300) n;
     insert into "The Shop".lines select user_id, id, 1 from "The Shop"."Orders";
-    insert into logs select id, name from users;"""
+    insert into logs select id, name from users;
+    create table "Notes: %s" (id int primary key, text text);
+    set check_function_bodies = off;
+    create function public.spelled(text) returns text language sql immutable as 'select upper($1)';
+    create function public.stamp() returns trigger language plpgsql as $$
+      begin
+        insert into logs (user_id, text, log_id) values (new.id, spelled(new.name), 7); return new;
+      end $$;
+    create function public.buys(who bigint) returns bigint stable language sql
+      as 'select count(*) from "Orders" where user_id = who';
+    comment on function buys(bigint) is 'How many: ":all"';
+    revoke execute on function buys(bigint) from public; grant execute on function buys(bigint) to app;
+    create trigger stamp after insert on users for each row when (new.age > 19) execute function stamp();
+    create constraint trigger quiet after update on posts deferrable initially deferred
+      for each row execute function stamp();
+    alter table posts disable trigger quiet;
+    comment on trigger stamp on users is 'writes a log';
+    create view adults with (security_barrier = true) as
+      select users.id, users.name, c.code, ':100%s' as "from" from users left join countries c
+      on c.id = users.country_id where users.age > 17;
+    create view "The Shop"."Buyers" as
+      select a.name, o.id from adults a join "The Shop"."Orders" o on o.user_id = a.id;
+    create view codes as select code from countries;
+    comment on view adults is 'of age'; grant select on adults to "Reports, daily";
+    create policy own on "The Shop"."Orders" for update to app
+      using (exists (select from public.users where id = user_id)) with check (id > 0);
+    create policy reading on "The Shop"."Orders" as restrictive using (true);
+    create function public.noted() returns trigger language plpgsql as $$
+      begin insert into "Notes: %s" values (new.id); return new; end $$;
+    create trigger noted after insert on users for each row execute function noted();
+    create function public.named() returns bigint language sql stable as 'select count(*) from public.users';
+    create function public.any() returns bigint language plpgsql as $$
+      declare n bigint; begin execute 'select count(*) from users' into n; return n; end $$;
+    create function public.strong() returns bigint language sql security definer as 'select 1';
+    create view noted_users as select u.id from users u join "Notes: %s" n using (id);
+    create view counted as select named();
+    create trigger always before insert on logs for each row execute function stamp();
+    alter table logs enable always trigger always;
+    create trigger emptied after truncate on logs execute function noted();"""
 
 
 @dataclass
@@ -141,7 +180,8 @@ def plan_file(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_the_nodes_lack_is_named(scene: Scene, plan_file: Path, tmp_path: Path) -> None:
     with scene.source() as source:
         source.execute("""
-            create function slug(text) returns text language sql immutable as 'select lower($1)';
+            create function slug(text) returns text language sql immutable security definer
+              as 'select lower($1)';
             create table pages (id serial primary key, user_id int not null references users, name text);
             create index pages_slug on pages (slug(name));
             create type pair as (a int, b int);
@@ -163,6 +203,36 @@ def test_what_the_nodes_lack_is_named(scene: Scene, plan_file: Path, tmp_path: P
             assert said in refused
         source.execute("drop table pages, pairs; drop type pair; drop function slug")
     assert not (tmp_path / "m").exists()
+
+
+def test_what_a_node_can_not_have_is_left_out_with_all_that_names_it(scene: Scene, tmp_path: Path) -> None:
+    with scene.source() as source:
+        source.execute("""
+            create type mark as (a int);
+            create function marked() returns mark language sql as 'select row(1)::mark';
+            create function unmarked() returns int language sql as 'select (marked()).a';
+            create view marks as select u.id, unmarked() from users u;""")
+        file = tmp_path / "plan.toml"
+        words = [scene.servers[0].url(), "--root=users", f"--shards={SHARDS}", "-o", str(file)]
+        scene("adopt", "plan", *words)
+        preparing = ["prepare", str(file), "--no-grants", "--dir", str(tmp_path / "m"), "--dry-run", "--json"]
+        refused = scene("adopt", *preparing, code=1).output
+        assert 'node "b" has no role app, which policies name' in refused
+        for connection in scene.nodes():
+            connection.execute("create role app")
+        shown = scene("adopt", *preparing).stdout
+        for connection in scene.nodes():
+            connection.execute("drop role app")
+        source.execute("drop view marks; drop function unmarked, marked; drop type mark")
+    differs = json.loads(shown)["differs"]
+    assert said(differs, "public.marked()").endswith('node "a": type "public.mark" does not exist')
+    assert said(differs, "public.unmarked()").endswith('node "a": function marked() does not exist')
+    assert said(differs, "public.marks").endswith("it calls public.unmarked(), which is not carried")
+
+
+def said(differs: list[str], name: str) -> str:
+    (line,) = (line for line in differs if line.startswith(f"{name}: "))
+    return line
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +259,9 @@ ONLY_THERE = """
     ALTER TABLE "Orders" ALTER COLUMN slot ADD GENERATED BY DEFAULT AS IDENTITY (...)
     ALTER TABLE "Orders" REPLICA IDENTITY FULL
     ALTER TABLE logs ADD CONSTRAINT later CHECK ((log_id > 5)) NOT VALID
+    ALTER TABLE logs ENABLE ALWAYS TRIGGER always
     ALTER TABLE posts REPLICA IDENTITY FULL
     ALTER TABLE users ALTER COLUMN id SET DEFAULT nextval('users_id_seq'::regclass)
-    CREATE POLICY own ON "Orders" USING (true)
     CREATE SEQUENCE users_id_seq AS integer START WITH 1 INCREMENT BY 1 NO MINVALUE NO MAXVALUE CACHE 1
     CREATE TABLE "Orders" ( id bigint NOT NULL
     CREATE TABLE "Orders" ( referred_by integer
@@ -200,7 +270,10 @@ ONLY_THERE = """
     CREATE TABLE lines ( user_id integer NOT NULL
     CREATE TABLE logs ( user_id integer NOT NULL
     CREATE TABLE posts ( id bigint DEFAULT public.stamped('posts'::text) NOT NULL
-    CREATE TABLE users ( id integer NOT NULL"""
+    CREATE TABLE users ( id integer NOT NULL
+    CREATE TRIGGER always BEFORE INSERT ON logs FOR EACH ROW EXECUTE FUNCTION public.stamp()
+    CREATE TRIGGER emptied AFTER TRUNCATE ON logs FOR EACH STATEMENT EXECUTE FUNCTION public.noted()
+    CREATE TRIGGER noted AFTER INSERT ON users FOR EACH ROW EXECUTE FUNCTION public.noted()"""
 ONLY_HERE = """
     ALTER SEQUENCE "Orders_slot_seq" OWNED BY "Orders".slot
     ALTER TABLE "Orders" ALTER COLUMN slot SET DEFAULT nextval('"Orders_slot_seq"'::regclass)
@@ -219,7 +292,7 @@ def lines_of(dumped: str, schemas: str) -> set[str]:
     dumped = re.sub(r"^(--.*|SET .*|\\.*|SELECT pg_catalog.*|\s*)\n", "", dumped, flags=re.MULTILINE)
     create_cluster = set()
     for statement in dumped.split(";\n"):
-        names = "users|lines|logs|posts|Orders|invoice_numbers"
+        names = "users|lines|logs|posts|Orders|invoice_numbers|adults|Buyers"
         bare = re.sub(rf'({schemas})\.(?="?({names}))', "", statement.strip())
         bare = re.sub(r" ONLY (?=users|lines|logs|posts|\"Orders)", " ", bare)
         head, *lines = bare.split("\n") if bare.startswith("CREATE TABLE") else [" ".join(bare.split())]
@@ -233,8 +306,8 @@ def test_the_tables_are_the_source_s_as_pg_dump_shows_them(scene: Scene, folder:
     with scene.source() as connection:
         dumper = Dumper(connection.info.server_version)
     options = ["--schema-only", "--no-owner"]
-    there = ["users", '"The Shop"."Orders"', '"The Shop".lines', "logs", "posts", "invoice_numbers"]
-    ours = ("users", '"Orders"', "lines", "logs", "posts", "invoice_numbers")
+    ours = ("users", '"Orders"', "lines", "logs", "posts", "invoice_numbers", "adults", '"Buyers"')
+    there = [f'"The Shop".{name}' if name in ('"Orders"', "lines", '"Buyers"') else name for name in ours]
     here = [f"shard_0000.{name}" for name in ours]
     old, new = (
         lines_of(dumper.dump(server.url(), *options, *(f"--table={name}" for name in names)), schemas)
@@ -258,10 +331,48 @@ def test_what_every_node_has_is_the_source_s(scene: Scene, folder: Path) -> None
         set(),
         {"GRANT USAGE ON SCHEMA kinds TO app", 'GRANT USAGE ON SCHEMA kinds TO "Reports, daily"'},
     )
-    options = ["--schema-only", "--no-owner", "--table=public.countries"]
+    options = ["--schema-only", "--no-owner", "--table=public.countries", "--table=public.codes"]
     old, new = (lines_of(dumper.dump(server.url(), *options), "-") for server in scene.servers[:2])
     assert new < old
     assert all("countries_id_seq" in line for line in old - new)
+
+
+LEFT = {
+    "public.users, noted": "it calls public.noted(), which is not carried",
+    "public.logs, always": "it fires for replication",
+    "public.logs, emptied": "it fires on TRUNCATE",
+    "public.noted()": 'it names public."Notes: %s", which stays at the source',
+    "public.named()": "it names public.users with its schema",
+    '"any"()': "it may make statements of texts: EXECUTE",
+    "public.strong()": "it is SECURITY DEFINER",
+    "public.noted_users": 'it names public."Notes: %s", which stays at the source',
+    "public.counted": "it calls public.named(), which is not carried",
+}
+
+
+def test_the_plan_says_what_comes_along_and_what_does_not(plan_file: Path) -> None:
+    findings = read_plan(plan_file).findings
+    left = {one.subject: one.reason for one in findings if one.severity is Severity.NOT_KEPT}
+    for name, reason in LEFT.items():
+        (subject,) = (one for one in left if name in one)
+        assert reason in left[subject]
+    made = {one.reason: one.subject for one in findings if one.severity is Severity.NOTE}
+    assert made["triggers that shardids adopt prepare makes in each shard"] == (
+        "public.posts, quiet, public.users, stamp"
+    )
+    assert made["views that shardids adopt prepare makes"] == (
+        'public.codes, public.adults, "The Shop"."Buyers"'
+    )
+    assert made["row security policies that shardids adopt prepare makes"] == (
+        '"The Shop"."Orders", own, "The Shop"."Orders", reading'
+    )
+    functions = made["functions that shardids adopt prepare makes on every node"].split(", ")
+    assert functions == [
+        "public.buys(bigint)",
+        "public.spelled(text)",
+        "public.stamp()",
+        "public.stamped(text)",
+    ]
 
 
 def test_it_is_adopted(scene: Scene, plan_file: Path, folder: Path) -> None:
@@ -279,5 +390,13 @@ def test_it_is_adopted(scene: Scene, plan_file: Path, folder: Path) -> None:
             (post,) = connection.execute(
                 f"insert into {home}.posts (user_id) select id from {home}.users limit 1 returning id"
             ).fetchone()
+            connection.execute(f"set search_path = {home}, public")
+            (user,) = connection.execute(
+                "insert into users (name, mail, age) values ('n', 'n@work', 20) returning id"
+            ).fetchone()
+            logged = connection.execute("select text from logs where user_id = %s", [user]).fetchall()
+            assert logged == [("N",)]
+            assert connection.execute("select count(*) from adults where id = %s", [user]).fetchone() == (1,)
+            assert connection.execute("select buys(%s)", [user]).fetchone() == (0,)
         assert made == (f"INV-{drawn + 2}", 301, 301, True)
         assert Layout.preset("default").shard_of(post) == shard

@@ -211,7 +211,9 @@ def test_the_commands_name_the_relay(store: Store, tmp_path: Path) -> None:
     assert "--via" in said
     said = shardids("run", str(file), "--via", store.relay_url, "--dry-run")
     assert "The relay would hold all of it" in said
-    assert "at step follow" in shardids("run", str(file), "--via", store.relay_url)
+    refused = shardids("run", str(file), "--via", store.relay_url, exit_code=2)
+    assert "Has its disk the room? There is no terminal to ask at" in refused
+    assert "at step follow" in shardids("run", str(file), "--via", store.relay_url, "--yes")
     said = shardids("status")
     assert "behind the source, which keeps" in said
     assert f"relay: postgresql://postgres@127.0.0.1:{store.nodes[0].port}/relay" in said

@@ -179,6 +179,27 @@ def test_the_commands_say_what_they_do(shop: Shop, tmp_path: Path) -> None:
     begin_anew(shop)
 
 
+def test_a_run_that_keeps_too_much_log_aborts_by_itself(shop: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    write_plan(shop.plan, file)
+    with Clients(shop) as clients:
+        done = CliRunner().invoke(
+            app,
+            ["adopt", "run", str(file), "--max-wal", "0.001kB", "--rate", "10MB", "--max-latency", "1min"],
+            env={"SHARDIDS_CATALOG": shop.catalog_url},
+        )
+        before = clients.count
+    assert done.exit_code == 1, done.output
+    said = " ".join(done.output.split())
+    assert re.search(
+        r"the source keeps .* of its log for slot \"shardids_adopt_\w+\": --max-wal allows 1 bytes", said
+    )
+    assert "The adoption was aborted, and no log is kept for it" in said
+    assert before > 0
+    assert_as_before(shop)
+    begin_anew(shop)
+
+
 BAD = """
     create table owners (id bigint primary key, name text);
     create table nullable (id bigint primary key, owner_id bigint);

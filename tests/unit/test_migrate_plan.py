@@ -6,7 +6,7 @@ import pytest
 
 from shardids.errors import BadArgument
 from shardids.migrate.plan import Outcome, Position, Route, RunReport, Start, make_plan
-from shardids.pg.notation import parse_duration_ms, shown_shards
+from shardids.pg.notation import parse_duration_ms, parse_size_bytes, shown_shards
 
 
 def at(shard: int, node: str, heads: Start = (), unfinished: str | None = None) -> Position:
@@ -70,6 +70,19 @@ def test_the_command_that_tries_again() -> None:
 )
 def test_durations(text: str, milliseconds: int) -> None:
     assert parse_duration_ms(text) == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1kB", 1000), ("1.5 MB", 1_500_000), ("20GB", 20 * 10**9), ("0.001kB", 1)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "20", "0MB", "-1MB", "1gb", "1 GiB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(BadArgument):
+        parse_size_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "2 weeks", "1e3", "9999999999s", "2000000h"])

@@ -19,6 +19,8 @@ from shardids.pg.definitions import Column, Definition, read_definitions
 from shardids.replication.subscriptions import Refusal, unable_to_publish
 
 _INTEGERS = ("smallint", "integer")
+_SLOTS = 2
+"""How many slots a node has for the way back while writes stop; afterwards one."""
 
 
 def check_way_back(sides: Sides) -> list[str]:
@@ -57,7 +59,7 @@ def _node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) ->
     """Require a node that can send changes, and tables there whose rows fit into those of the source."""
     node = f'node "{taker.side.name}"'
     with taker.side.engine.connect() as connection:
-        yield from unable_to_publish(connection, node, 1)
+        yield from unable_to_publish(connection, node, _SLOTS)
         version = server_major(connection)
         connection.rollback()
         names = {table.name: sides.in_shard(there[table.name], taker.shards[0]) for table in sides.split} | {

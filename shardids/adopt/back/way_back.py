@@ -23,7 +23,14 @@ from shardids.pg.queries import AS_IS
 from shardids.pg.schemas import require_no_slot, require_own_replication
 from shardids.replication.barrier import with_locks
 from shardids.replication.steps import OnEvent, Waiting
-from shardids.replication.subscriptions import count_failures, flush, has_publication, make_slot, unpublish
+from shardids.replication.subscriptions import (
+    count_failures,
+    drop_slot,
+    flush,
+    has_publication,
+    make_slot,
+    unpublish,
+)
 
 ANOTHER_SOURCE: Final = (
     "the source is another server than the one that followed the shards: a promoted standby, or a restored"
@@ -38,6 +45,11 @@ _NO_CLIENTS: Final = (
 def back_name(taker: Taker) -> str:
     """Return the name of a node's publication and slot, and of the source's subscription to them."""
     return f"{taker.name}_back"
+
+
+def _early_name(taker: Taker) -> str:
+    """Return the name of the slot that is made before writes stop, since that may take long."""
+    return f"{back_name(taker)}_early"
 
 
 def logs_too_little(there: Definition, here: Definition) -> bool:
@@ -81,7 +93,9 @@ def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_even
         for shard in taker.shards:
             part = {"part": sides.in_shard(definition, shard), "all": logs_all}
             _retry(taker, "select shardids.guard_part(cast(:part as regclass), :all)", part, on_event)
-    _make_slot(taker)
+    _make_slot(taker, _early_name(taker))
+    # In the place of that which begins at the switch: a server may have no room for one more by then.
+    _make_slot(taker, back_name(taker))
 
 
 def _retry(taker: Taker, statement: str, parameters: Mapping[str, object], on_event: OnEvent) -> None:
@@ -95,23 +109,32 @@ def _retry(taker: Taker, statement: str, parameters: Mapping[str, object], on_ev
     )
 
 
-def _make_slot(taker: Taker) -> None:
-    """Make the slot, or make it again if the node has given it up; it begins now."""
-    name = {"name": back_name(taker)}
+def _make_slot(taker: Taker, name: str) -> None:
+    """Make a slot, or make it again if the node has given it up; it begins now."""
     with taker.side.autocommit() as connection:
-        if connection.scalar(_IS_LOST, name):
-            connection.execute(text("select pg_drop_replication_slot(:name)"), name)
-        make_slot(connection, back_name(taker))
+        if connection.scalar(_IS_LOST, {"name": name}):
+            connection.execute(text("select pg_drop_replication_slot(:name)"), {"name": name})
+        make_slot(connection, name)
 
 
 def advance(taker: Taker) -> None:
+    """Let the early slot pass over all changes that a node has applied so far. Idempotent."""
+    _make_slot(taker, _early_name(taker))
+    with taker.side.autocommit() as connection:
+        connection.execute(_ADVANCE, {"name": _early_name(taker), "position": flush(connection)})
+
+
+def begin(taker: Taker) -> None:
     """Let the way back begin now: changes that a node has applied so far are not sent. Idempotent.
 
-    Right only as long as no client can have written to the shards.
+    Right only as long as no client can have written to the shards. A server that crashes forgets how far a
+    slot was advanced, and not where one was made: the slot is a copy of the early one.
     """
-    _make_slot(taker)
+    advance(taker)
+    names = {"early": _early_name(taker), "name": back_name(taker)}
     with taker.side.autocommit() as connection:
-        connection.execute(_ADVANCE, {"name": back_name(taker), "position": flush(connection)})
+        drop_slot(connection, taker.side, back_name(taker))
+        connection.execute(text("select pg_copy_logical_replication_slot(:early, :name)"), names)
 
 
 def follow_back(sides: Sides, taker: Taker) -> None:
@@ -119,6 +142,8 @@ def follow_back(sides: Sides, taker: Taker) -> None:
 
     Call it when the node no longer follows the source: changes would go round and round.
     """
+    with taker.side.autocommit() as connection:
+        drop_slot(connection, taker.side, _early_name(taker))
     with sides.source.autocommit() as source:
         if source.scalar(_HAS_SUBSCRIPTION, {"name": back_name(taker)}):
             require_own_replication(source, "subscription", back_name(taker), is_node=False)
@@ -179,6 +204,7 @@ def dismantle(taker: Taker) -> None:
     """Drop what sends a node's changes: slot, publication, and what guards the tables. Idempotent."""
     unpublish(taker.side, back_name(taker))
     with taker.side.autocommit() as connection:
+        drop_slot(connection, taker.side, _early_name(taker))
         parts = connection.scalars(
             text("select name::text from shardids.guarded(:shards) name"), {"shards": list(taker.shards)}
         ).all()

@@ -69,6 +69,8 @@ def find_function(shard: Shard, function: str) -> Function:
     reasons = []
     if row.language != "plpgsql" or not row.fits:
         reasons.append("it is not a volatile PL/pgSQL function without arguments that returns one bigint")
+    if "\r" in row.source.replace("\r\n", "\n"):
+        reasons.append("its body has a carriage return within a line, and could not be kept as a comment")
     if not row.is_own:
         reasons.append("it belongs to another role, and only its owner can replace it")
     if reasons:
@@ -206,7 +208,7 @@ def replace_function(
         with its.connection.begin():
             found = find_function(its, function)
             columns = columns_of(its, found)
-        if found.source == _source(its, found):
+        if _is_replaced(its, found):
             return _done(its, found, columns, is_new=False)
         _refuse_used(its)
         sequence = examine(its, found, columns)
@@ -289,10 +291,14 @@ def _replace(shard: Shard, function: Function, sequence: str) -> None:
             f"{function.name} was changed meanwhile, or the server was too slow",
             hint="Run the command again.",
         )
-    head, separator, body = function.definition.partition("\nAS $function")
-    if not separator or function.source not in body:
+    _set_body(shard, function, f"{_draw(shard, function)}{_FORMER}{_as_comment(function.source)}")
+
+
+def _set_body(shard: Shard, function: Function, body: str) -> None:
+    head, separator, rest = function.definition.partition("\nAS $function")
+    if not separator or function.source not in rest:
         raise AdoptionRefused(f"{function.name}: its definition is not understood")
-    quoted = sql.Literal(_source(shard, function)).as_string(None)
+    quoted = sql.Literal(body).as_string(None)
     shard.connection.execution_options(no_parameters=True).exec_driver_sql(f"{head}\nAS {quoted}")
 
 
@@ -316,26 +322,190 @@ def _done(shard: Shard, function: Function, columns: Columns, *, is_new: bool) -
             "select coalesce(high_water_tick, 0) + 1 from shardids.shard where id = :shard",
             shard=shard.number,
         ).scalar()
-    layout = shard.layout
-    first = layout.encode(
-        ms=tick >> layout.sequence_bits, shard=shard.number, sequence=tick & (layout.sequence_limit - 1)
-    )
     return Replaced(
         function=function.name,
         shard=shard.number,
         columns=tuple(map(".".join, columns)),
         highest_id=highest,
-        first_id=first,
+        first_id=_id_at(shard, tick),
         is_new=is_new,
     )
 
 
-def _source(shard: Shard, function: Function) -> str:
+def _id_at(shard: Shard, tick: int) -> int:
+    layout = shard.layout
+    return layout.encode(
+        ms=tick >> layout.sequence_bits, shard=shard.number, sequence=tick & (layout.sequence_limit - 1)
+    )
+
+
+def _draw(shard: Shard, function: Function) -> str:
     """The body that draws from the shard. It stays PL/pgSQL: a running statement has its language cached."""
     call = shard.next_id.as_string(None)
     if function.output is None:
         return f"begin return {call}; end"
     return f"begin {sql.Identifier(function.output).as_string(None)} := {call}; end"
+
+
+_FORMER: Final = "\n-- Its body before, which shardids key function --back restores:\n"
+
+
+def _as_comment(body: str) -> str:
+    return "\n".join(f"-- {line}" for line in body.split("\n"))
+
+
+def _is_replaced(shard: Shard, function: Function) -> bool:
+    return function.source.partition(_FORMER)[0] == _draw(shard, function)
+
+
+def _former_body(shard: Shard, function: Function) -> str:
+    """The body that the function had before it was replaced.
+
+    Raises:
+        AdoptionRefused: it was not replaced, or its body was changed since.
+    """
+    if not _is_replaced(shard, function):
+        raise AdoptionRefused(
+            f"{function.name} does not draw from shard {shard.number}: nothing to take back"
+        )
+    _, _, kept = function.source.partition(_FORMER)
+    lines = kept.split("\n")
+    if not all(line.startswith("-- ") for line in lines):
+        raise AdoptionRefused(
+            f"{function.name} no longer holds its former body, which was a comment in it",
+            hint="Replace the function by hand once the shard is fenced, and the clock above its last ID.",
+        )
+    return "\n".join(line.removeprefix("-- ") for line in lines)
+
+
+_MOST_AHEAD_S: Final = 60.0
+_CLOSE_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A function that has its former body again.
+
+    ``last_id``: no ID that the shard has issued is above it, and none of the function's will be below; in a
+    dry run as of now. The shard is fenced.
+    """
+
+    function: str
+    shard: int
+    columns: tuple[str, ...]
+    last_id: int
+
+
+def restore_function(
+    catalog: Catalog,
+    function: str,
+    shard: int,
+    *,
+    dry_run: bool = False,
+    on_event: OnEvent = ignore,
+) -> Restored:
+    """Give a function the body that it had before :func:`replace_function`, and fence the shard.
+
+    Both happen in one transaction, once the clock is above the shard's last ID. A draw in these milliseconds
+    fails, as from any fenced shard.
+
+    Raises:
+        BadArgument: the function does not exist.
+        AdoptionRefused: it does not draw from the shard; its former body is gone; other columns draw from the
+            shard; the shard is ahead of the clock by more than a minute. Nothing was changed.
+    """
+    with opened_shard(catalog, shard, purpose="change of a function", dry_run=dry_run) as its:
+        with its.connection.begin():
+            found = find_function(its, function)
+            columns = columns_of(its, found)
+            body = _former_body(its, found)
+            _refuse_other_columns(its)
+        _await_clock(its, on_event)
+        if dry_run:
+            with its.connection.begin():
+                tick: Any = its.execute(_HIGHEST, shard=shard).scalar()
+        else:
+            tick = _restore(its, found, body)
+        return Restored(
+            function=found.name,
+            shard=shard,
+            columns=tuple(map(".".join, columns)),
+            last_id=_id_at(its, tick),
+        )
+
+
+_HIGHEST: Final = """
+    select (shardids.offset_ms(pg_sequence_last_value(id_offset)) << shardids.sequence_bits())
+           + coalesce(pg_sequence_last_value(id_counter), 0)
+    from shardids.shard where id = :shard"""
+
+
+def _refuse_other_columns(shard: Shard) -> None:
+    others = shard.execute(
+        """select format('%s.%I', a.attrelid::regclass, a.attname)
+           from pg_depend d join pg_attrdef f on f.oid = d.objid
+           join pg_attribute a on a.attrelid = f.adrelid and a.attnum = f.adnum
+           where d.classid = 'pg_attrdef'::regclass and d.refclassid = 'pg_proc'::regclass
+             and d.refobjid = format('%I.next_id()', cast(:schema as text))::regprocedure
+           order by 1""",
+        schema=shard.schema,
+    ).scalars()
+    if names := list(others):
+        raise AdoptionRefused(
+            f"{', '.join(names)} would have no IDs: their default draws from shard {shard.number} itself",
+            hint="Give them the function as their default first, or drop them.",
+        )
+
+
+def _await_clock(shard: Shard, on_event: OnEvent) -> None:
+    """Wait until the clock is close to the shard's next ID, which follows it."""
+    for attempt in count(1):
+        with shard.connection.begin():
+            lead_s = _lead_s(shard)
+        if lead_s <= _CLOSE_S:
+            return
+        if lead_s > _MOST_AHEAD_S:
+            raise AdoptionRefused(
+                f"shard {shard.number} is {lead_s:,.0f} s ahead of the clock: its IDs would be made again",
+                hint=f"Run the command again in {lead_s:,.0f} s.",
+            )
+        reason = f"the clock comes up to shard {shard.number}, which is {lead_s:.1f} s ahead"
+        on_event(Waiting(attempt=attempt, reason=reason))
+        time.sleep(min(lead_s, 1.0))
+
+
+def _restore(shard: Shard, function: Function, body: str) -> int:
+    """Fence the shard and replace the function; return the shard's highest tick."""
+    try:
+        with shard.connection.begin():
+            shard.execute("set local lock_timeout = '2s'")
+            tick: Any = shard.execute("select shardids.fence(:shard)", shard=shard.number).scalar()
+            ms = tick >> shard.layout.sequence_bits
+            shard.execute(
+                """select pg_sleep(greatest(cast(:ms as bigint) + 1 - shardids.ms_of(clock_timestamp()), 0)
+                                   / 1000.0 + 0.001)""",
+                ms=ms,
+            )
+            clock: Any = shard.execute("select shardids.ms_of(clock_timestamp())").scalar()
+            if clock <= ms or find_function(shard, function.name.removesuffix("()")) != function:
+                raise ClusterConflict(
+                    f"{function.name} was changed meanwhile, or the clock went back",
+                    hint="Run the command again.",
+                )
+            _set_body(shard, function, body)
+    except BaseException:
+        # A rollback brings the shard's row back, and not its sequence. What its row says stays.
+        with shard.connection.begin():
+            opened = shard.execute(
+                """select shardids.activate(id) from shardids.shard
+                   where id = :shard and state = 'active' and pg_sequence_last_value(id_offset) < 0""",
+                shard=shard.number,
+            ).all()
+        if opened:
+            with shard.connection.begin():
+                shard.execute("select shardids.release(:shard)", shard=shard.number)
+        raise
+    return int(tick)
 
 
 def _refuse_used(shard: Shard) -> None:

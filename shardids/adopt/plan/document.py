@@ -162,6 +162,11 @@ class Plan:
     findings: tuple[Finding, ...] = ()
     via: str | None = None
 
+    @property
+    def copied_bytes(self) -> int:
+        """Returns the size at the source of the tables whose rows are copied."""
+        return sum(table.size_bytes for table in self.tables if table.kind is not Kind.LOOSE)
+
     def is_blocked_by(self, finding: Finding) -> bool:
         """Return whether a finding keeps the plan from being run."""
         if finding.severity is Severity.TO_CONFIRM:

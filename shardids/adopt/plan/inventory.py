@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
+from shardids.adopt.plan.belongings import Belonging, read_belongings
 from shardids.pg.definitions import Column
 from shardids.pg.queries import rows
 from shardids.pg.sqlfiles import read_sql
@@ -89,7 +90,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thing:
-    """What copying rows does not bring along: a trigger, a view. ``table``: that which it belongs to."""
+    """What never comes along: a rule, a materialized view. ``table``: that which it belongs to."""
 
     kind: str
     table: str | None
@@ -123,6 +124,7 @@ class Inventory:
     tables: Mapping[str, Table]
     foreign_keys: Sequence[ForeignKey]
     things: Sequence[Thing]
+    belongings: Sequence[Belonging] = ()
 
 
 def read_inventory(connection: Connection) -> Inventory:
@@ -154,6 +156,7 @@ def read_inventory(connection: Connection) -> Inventory:
             for row in _fields(connection, "objects")
             if row["table_oid"] is None or row["table_oid"] in names
         ],
+        belongings=read_belongings(connection),
     )
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from shardids.adopt.plan.belongings import FUNCTION, POLICY, TRIGGER, VIEW, sort_belongings
 from shardids.adopt.plan.document import Finding, Kind, Severity
 from shardids.adopt.plan.drawing import NEXT_ID
 from shardids.adopt.plan.facts import (
@@ -103,26 +104,59 @@ def _generated(facts: Facts) -> Iterator[Finding]:
         )
 
 
-_OF_TABLES: Final = {
-    "trigger": "Create it in the shards by a migration. Rows that are copied do not fire it.",
-    "rule": "Do what it does in the application, or create it in the shards by a migration.",
-    "row security policy": "Create it in the shards by a migration.",
+def _rules(facts: Facts) -> Iterator[Finding]:
+    for thing in facts.inventory.things:
+        if thing.table is not None and facts.sorted.kind(thing.table) is not Kind.LOOSE:
+            yield not_kept(
+                f"{thing.table}, {shown_name(thing.name)}",
+                f"a {thing.kind} does not come along",
+                "Do what it does in the application, or create it in the shards by a migration.",
+            )
+
+
+_MADE: Final = {
+    FUNCTION: (
+        "functions that shardids adopt prepare makes on every node",
+        "They find tables by the session's search_path, as at the source.",
+    ),
+    VIEW: (
+        "views that shardids adopt prepare makes",
+        "In a shard they show its rows only; over all shards: the query node.",
+    ),
+    TRIGGER: (
+        "triggers that shardids adopt prepare makes in each shard",
+        "Rows that are copied do not fire them, and they see the rows of their shard only.",
+    ),
+    POLICY: (
+        "row security policies that shardids adopt prepare makes",
+        "Their roles have to be on every node.",
+    ),
+}
+_LEFT: Final = {
+    FUNCTION: "Create it on every node, by a revision for nodes.",
+    VIEW: "Create it in the shards by a migration; over all shards: the query node.",
+    TRIGGER: "Create it in the shards by a migration. Rows that are copied do not fire it.",
+    POLICY: "Create it in the shards by a migration: until then clients see no row.",
 }
 
 
-def _of_tables(facts: Facts) -> Iterator[Finding]:
-    for thing in facts.inventory.things:
-        if thing.table is not None and facts.sorted.kind(thing.table) is not Kind.LOOSE:
-            subject = f"{thing.table}, {shown_name(thing.name)}"
-            yield not_kept(subject, f"a {thing.kind} does not come along", _OF_TABLES[thing.kind])
+def _belongings(facts: Facts) -> Iterator[Finding]:
+    kinds = {name: facts.sorted.kind(name) for name in facts.inventory.tables}
+    sorting = sort_belongings(facts.inventory.belongings, kinds)
+    left = defaultdict(list)
+    for one, reason in sorting.left:
+        left[one.kind, reason].append(one.shown)
+    for (kind, reason), names in left.items():
+        yield not_kept(some_names(names), f"a {kind} that does not come along: {reason}", _LEFT[kind])
+    made = defaultdict(list)
+    for one in (*sorting.on_nodes, *sorting.in_shards):
+        made[one.kind].append(one.shown)
+    for kind, (reason, remedy) in _MADE.items():
+        if kind in made:
+            yield note(some_names(made[kind]), reason, remedy)
 
 
 _OTHERS: Final = {
-    "view": (
-        Severity.NOT_KEPT,
-        "views",
-        "Create them in the shards by a migration; over all shards: the query node.",
-    ),
     "materialized view": (
         Severity.NOT_KEPT,
         "materialized views",
@@ -134,7 +168,6 @@ _OTHERS: Final = {
         "Draw IDs by next_id() instead; adopt prepare makes those that a default draws from, one in each"
         " shard.",
     ),
-    "function": (Severity.NOT_KEPT, "functions", "Create them on every node, by a revision for nodes."),
     "event trigger": (
         Severity.NOT_KEPT,
         "event triggers",
@@ -167,6 +200,7 @@ FINDERS: Sequence[Callable[[Facts], Iterator[Finding]]] = (
     _large_objects,
     _drawn,
     _generated,
-    _of_tables,
+    _rules,
+    _belongings,
     _others,
 )

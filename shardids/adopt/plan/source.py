@@ -130,18 +130,21 @@ def _engine(url: URL) -> Engine:
 
 
 _DATABASE = text("""
-    select s.system_identifier, pg_postmaster_start_time() as started_at, d.oid, d.datname::text as name
-    from pg_control_system() s cross join pg_database d where d.datname = current_database()""")
+    select s.system_identifier, d.oid, d.datname::text as name, c.timeline_id,
+           case when not pg_is_in_recovery() then pg_postmaster_start_time() end as started_at
+    from pg_control_system() s cross join pg_control_checkpoint() c
+    cross join pg_database d where d.datname = current_database()""")
 
 
-def require_same_database(source: Connection, reading: Connection) -> None:
-    """Require that the role which reads the source's rows is connected to the source.
+def require_same_database(source: Connection, reading: Connection, *, may_be_standby: bool = False) -> None:
+    """Require that the role which reads the source's rows is connected to the source, or a standby of it.
 
     Raises:
         BadArgument: it is connected to another database or server.
     """
     there, here = source.execute(_DATABASE).one(), reading.execute(_DATABASE).one()
-    if there != here:
+    is_standby = may_be_standby and here.started_at is None
+    if there[:-1] != here[:-1] or not (is_standby or there.started_at == here.started_at):
         raise BadArgument(
             "the role that reads the source's rows is connected to another database or server:"
             f' "{here.name}", and the source is "{there.name}"',

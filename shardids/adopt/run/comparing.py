@@ -9,7 +9,8 @@ rights beyond reading: see :mod:`shardids.pg.reader`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -22,11 +23,13 @@ from shardids.adopt.plan.source import require_same_database
 from shardids.adopt.run.following import await_confirmed
 from shardids.adopt.run.relay import lost_keys, lost_rows
 from shardids.adopt.run.sides import Sides, Taker
+from shardids.adopt.run.sparing import Sparing
 from shardids.errors import AdoptionFailed
 from shardids.pg.definitions import Definition
 from shardids.pg.queries import batches, quoted
 from shardids.pg.reader import Reader, Refused, reading_as_reader
-from shardids.replication.steps import Event, OnEvent
+from shardids.replication.steps import Event
+from shardids.replication.subscriptions import PATIENCE_S, flush
 
 HOME: Final = "shardids_home"
 """The name of the column with a row's shard."""
@@ -34,11 +37,21 @@ NO_SHARD: Final = "0"
 """The shard of all rows of a table that is not split."""
 
 
-def placed_rows(sides: Sides, plan: TablePlan, there: Mapping[str, Definition]) -> str:
-    """Return the rows of a table at the source, each with its shard, for FROM; NULL: it has no key."""
-    name = there[plan.name].name
+WHOLE: Final = ("", "true")
+"""As a portion of a table: all of it."""
+
+
+def placed_rows(
+    sides: Sides, plan: TablePlan, there: Mapping[str, Definition], portion: tuple[str, str] = WHOLE
+) -> str:
+    """Return the rows of a table at the source, each with its shard, for FROM; NULL: it has no key.
+
+    ``portion``: the table, or the partition of it, that holds them, and a condition on its rows ``t``.
+    """
+    part, condition = portion
+    name = part or there[plan.name].name
     if plan.kind is Kind.REFERENCE:
-        return f"(select {NO_SHARD} as {HOME}, t.* from {name} t) t"  # noqa: S608 -- quoted
+        return f"(select {NO_SHARD} as {HOME}, t.* from {name} t where {condition}) t"  # noqa: S608 -- quoted
     key_table, joins = plan.name, ""
     of = "t."
     for number, hop in enumerate(plan.path if plan.kind is Kind.DERIVED else ()):
@@ -51,8 +64,8 @@ def placed_rows(sides: Sides, plan: TablePlan, there: Mapping[str, Definition]) 
     holder = next(table for table in sides.split if table.name == key_table)
     shard = sides.shard_of_key(holder, there[key_table], of=of)
     # Rows that are to stay at the source have no shard.
-    kept = f" where {of}{quoted(plan.key or '')} is not null" if plan.unowned == STAYS else ""
-    return f"(select {shard} as {HOME}, t.* from {name} t{joins}{kept}) t"  # noqa: S608 -- quoted
+    kept = f" and {of}{quoted(plan.key or '')} is not null" if plan.unowned == STAYS else ""
+    return f"(select {shard} as {HOME}, t.* from {name} t{joins} where {condition}{kept}) t"  # noqa: S608 -- quoted
 
 
 _ROWS_A_CHUNK: Final = 200
@@ -67,8 +80,8 @@ _MOST_ARGUMENTS: Final = 90
 _ROUNDS: Final = 20
 """How often rows are read again that were changed while they were read."""
 _NAMED: Final = 5
-_Row = tuple[int, str]
-"""A row: its shard, and the text of its primary key."""
+_Row = tuple[int | None, str]
+"""A row: its shard, if it has one, and the text of its primary key."""
 _Rows = Mapping[_Row, int]
 """Hashes of rows."""
 _Digests = Mapping[int, tuple[int, int]]
@@ -147,8 +160,17 @@ class _Pair:
     node: Reader
 
 
-def compare(sides: Sides, there: Mapping[str, Definition], on_event: OnEvent) -> int:
+def compare(
+    sides: Sides,
+    there: Mapping[str, Definition],
+    sparing: Sparing,
+    *,
+    compared: Collection[str] = (),
+    on_table: Callable[[str], None] = lambda _name: None,
+) -> int:
     """Compare all rows; return how many there are, each node's reference tables counted.
+
+    ``compared``: tables to leave out, which were compared before. ``on_table`` receives each of the others.
 
     Raises:
         AdoptionFailed: rows differ, and stay so; the message names tables and keys. Or rows refer to rows
@@ -162,12 +184,14 @@ def compare(sides: Sides, there: Mapping[str, Definition], on_event: OnEvent) ->
             for taker in sides.takers
         ]
         for plan in (*sides.split, *sides.reference):
+            if plan.name in compared:
+                continue
             definition = there[plan.name]
             table = _Table(plan=plan, definition=definition, source_rows=placed_rows(sides, plan, there))
-            if plan.kind is Kind.DERIVED:
-                _require_keys(source, table)
-            found = _compare(sides, source, pairs, table)
-            on_event(Compared(table=plan.name, rows=found))
+            original = _source_digests(sides, source, table, there, sparing)
+            found = _compare(sides, source, pairs, table, original)
+            on_table(plan.name)
+            sparing(Compared(table=plan.name, rows=found))
             rows += found
         for pair in pairs:
             _check_foreign_keys(sides, pair, there)
@@ -184,8 +208,33 @@ def source_reader(sides: Sides) -> Iterator[Reader]:
     with reading_as_reader(sides.reading.engine, "the source", is_node=False) as reader:
         if sides.reading is not sides.source:
             with sides.source.autocommit() as source, sides.reading.autocommit() as reading:
-                require_same_database(source, reading)
+                require_same_database(source, reading, may_be_standby=True)
         yield reader
+
+
+_REPLAYED = text("""
+    select not pg_is_in_recovery() or pg_last_wal_replay_lsn() >= cast(:position as pg_lsn)""")
+_POLL_S: Final = 0.02
+
+
+def _await_replay(sides: Sides) -> None:
+    """Wait until the standby that rows are read from, if any, has all that the source has written by now.
+
+    Raises:
+        AdoptionFailed: it does not get there for a long time.
+    """
+    if sides.reading is sides.source:
+        return
+    with sides.source.autocommit() as source, sides.reading.autocommit() as reading:
+        position, deadline = flush(source), time.monotonic() + PATIENCE_S
+        while not reading.scalar(_REPLAYED, {"position": position}):
+            if time.monotonic() > deadline:
+                raise AdoptionFailed(
+                    f"the standby that rows are read from has not replayed the source's log up to {position}"
+                    f" within {PATIENCE_S:.0f} s",
+                    hint="See pg_stat_replication at the source, or read from the source itself.",
+                )
+            time.sleep(_POLL_S)
 
 
 def node_reader(taker: Taker) -> AbstractContextManager[Reader]:
@@ -238,9 +287,41 @@ def _check_foreign_keys(sides: Sides, pair: _Pair, there: Mapping[str, Definitio
             )
 
 
-def _compare(sides: Sides, source: Reader, pairs: Sequence[_Pair], table: _Table) -> int:
-    """Compare the rows of one table on all nodes."""
-    original = _digests(source, table.source_rows, table)
+_PARTS = text("""
+    select format('%I.%I', n.nspname, c.relname) as name, pg_relation_size(c.oid)::bigint as bytes,
+           current_setting('block_size')::integer as block_bytes
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = any (cast(:parts as regclass[])) and c.relkind = 'r' order by 1""")
+
+
+def _source_digests(
+    sides: Sides, source: Reader, table: _Table, there: Mapping[str, Definition], sparing: Sparing
+) -> _Digests:
+    """Read the digests of a table's rows at the source, all at once or by portions of its blocks.
+
+    Rows that are changed meanwhile may be read in two portions, or in none. They are read again.
+    """
+    most = sparing.limits.portion_bytes
+    if most is None:
+        return _digests(source, table.source_rows, table)
+    with sides.reading.autocommit() as connection:
+        parts = connection.execute(_PARTS, {"parts": list(table.definition.parts)}).all()
+    portions = []
+    for part in parts:
+        blocks = max(most // part.block_bytes, 1)
+        firsts = range(0, max(part.bytes // part.block_bytes, 1), blocks)
+        for first in firsts:
+            # Rows that are added meanwhile may be behind the last block.
+            end = "" if first == firsts[-1] else f" and t.ctid < '({first + blocks},0)'"
+            rows = placed_rows(sides, table.plan, there, (part.name, f"t.ctid >= '({first},0)'{end}"))
+            started = time.monotonic()
+            portions.append(_digests(source, rows, table))
+            sparing.rest(blocks * part.block_bytes, time.monotonic() - started)
+    return _added(portions)
+
+
+def _compare(sides: Sides, source: Reader, pairs: Sequence[_Pair], table: _Table, original: _Digests) -> int:
+    """Compare the rows of one table on all nodes with the digests of those of the source."""
     copies = [_digests(pair.node, _node_rows(sides, pair.taker, table), table) for pair in pairs]
     is_split = table.plan.kind is not Kind.REFERENCE
     odd: dict[int, int] = {}
@@ -255,6 +336,9 @@ def _compare(sides: Sides, source: Reader, pairs: Sequence[_Pair], table: _Table
         chosen = f"{table.chunk} in ({', '.join(map(str, chunks))})"
         reading = _Reading(table)
         rows = reading.chosen(source, table.source_rows, chosen)
+        # A row without a shard is on no node, so its chunk has one row more than theirs.
+        if any(shard is None for shard, _key in rows):
+            _require_keys(source, table)
         for pair in pairs:
             shards = set(pair.taker.shards) if is_split else {int(NO_SHARD)}
             own = {row: digest for row, digest in rows.items() if row[0] in shards}
@@ -335,6 +419,7 @@ def _settle(sides: Sides, pair: _Pair, reading: _Reading, original: _Rows, chose
             doubted = [row for row in rows if original.get(row) != copy.get(row)]
         else:
             copy = reading.again(pair.node, here, doubted)
+        _await_replay(sides)
         after = reading.again(pair.source, there, doubted)
         # The node has at least the changes from before ``original``, and at most those from before ``after``.
         odd = {row for row in doubted if copy.get(row) not in (original.get(row), after.get(row))}
@@ -353,7 +438,7 @@ def _settle(sides: Sides, pair: _Pair, reading: _Reading, original: _Rows, chose
 def _differ(
     taker: Taker, table: _Table, rows: Iterable[_Row], original: _Rows, copy: _Rows
 ) -> AdoptionFailed:
-    found = sorted(rows)
+    found = sorted(rows, key=str)
     told = [
         f"({row[1]}) {'differs' if row in original.keys() & copy.keys() else f'is {_where(row, copy)}'}"
         for row in found[:_NAMED]

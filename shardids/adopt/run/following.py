@@ -376,6 +376,15 @@ def _read(connection: Connection, name: str) -> tuple[str, str | None]:
     return found.now, found.noted
 
 
+def timelines(followers: Sequence[Taker | Relay]) -> str:
+    """Return the present timelines of the servers, as a text that another server in a place changes."""
+    found = []
+    for follower in followers:
+        with follower.side.autocommit() as connection:
+            found.append(f"{follower.name} {_read(connection, follower.name)[0]}")
+    return ", ".join(found)
+
+
 def note_timelines(followers: Sequence[Taker | Relay]) -> None:
     """Record the timelines of the servers that have all rows up to now."""
     for follower in followers:

@@ -38,7 +38,8 @@ Outcome = Literal["adopted", "aborted", "returned"]
 class Adoption:
     """An adoption as the journal records it: see the comments of ``shardids_catalog.adoption``.
 
-    ``shapes`` has the shape of each table of the source, by its name.
+    ``shapes`` has the shape of each table of the source, by its name. ``compared`` has the tables that a
+    comparison which is not over has found to be the same, each with the timelines of the servers.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Adoption:
     step: str
     is_paused: bool
     keeps_back: bool
+    compared: Mapping[str, str]
     compared_at: datetime | None
     switched_at: datetime | None
     started_at: datetime
@@ -187,9 +189,16 @@ class Journal:
         """Record whether the nodes are to follow the source."""
         self._update("is_paused = :is_paused", is_paused=is_paused)
 
-    def note_comparison(self) -> None:
-        """Record that all rows were found to be the same now."""
-        self._update("compared_at = clock_timestamp()")
+    def note_compared(self, table: str, timelines: str) -> None:
+        """Record that the rows of a table were found to be the same, in a comparison that goes on."""
+        compared = {**self.adoption.compared, table: timelines}
+        self._update("compared = cast(:compared as jsonb)", compared=json.dumps(compared))
+        self._adoption = replace(self.adoption, compared=compared)
+
+    def note_comparison(self, *, is_whole: bool = True) -> None:
+        """Record that all rows were found to be the same now; or that a comparison begins anew."""
+        self._update("compared = '{}'" + (", compared_at = clock_timestamp()" if is_whole else ""))
+        self._adoption = replace(self.adoption, compared={})
 
     def keep_back(self, step: str, *, is_kept: bool) -> None:
         """Record whether the switch keeps a way back, and with it the step that is taken next."""

@@ -2,302 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
+from shardids.adopt.plan.belongings import (
+    FUNCTION,
+    POLICY,
+    VIEW,
+    Belonging,
+    Sorting,
+    read_belongings,
+    sort_belongings,
+)
 from shardids.adopt.plan.document import Kind, Plan, TablePlan
 from shardids.adopt.plan.drawing import drawn_keys
 from shardids.adopt.plan.facts import column_name
 from shardids.adopt.plan.findings import is_crossing
+from shardids.adopt.run.making import Making, Statements, make_belonging, make_table, make_type, widened
 from shardids.adopt.run.requirements import refuse
 from shardids.adopt.run.sides import Sides, Taker, opened_sides, source_url
 from shardids.catalog.rows import Catalog
-from shardids.errors import AdoptionRefused, ShardidsError
+from shardids.errors import AdoptionRefused, ConnectionFailed, ShardidsError
 from shardids.migrate.environment import Environment
 from shardids.migrate.scaffold import write_environment, write_revision
-from shardids.pg.definitions import (
-    Column,
-    Constraint,
-    Definition,
-    Grant,
-    Index,
-    Type,
-    read_definitions,
-    read_types,
-)
-from shardids.pg.definitions import Sequence as Numbers
+from shardids.pg.definitions import Constraint, Definition, Type, read_definitions, read_types
 from shardids.pg.queries import AS_IS
+from shardids.pg.queries import prepare as set_limits
 from shardids.replication.subscriptions import Refusal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
-    """How a table is made.
-
-    Attributes:
-        structure: the table of the source.
-        name: how the statements call it: bare in a shard, with its schema on a node.
-        drawn: defaults other than at the source, by column.
-        wide: the columns that become ``bigint``.
-        has_numbers: sequences of the source come along, one for each shard.
-        foreign_keys: those that hold, each with the name of the table that it refers to.
-        with_grants: roles get the privileges that they have at the source.
-    """
-
-    structure: Definition
-    name: str
-    drawn: Mapping[str, str | None] = field(default_factory=dict)
-    wide: frozenset[str] = frozenset()
-    has_numbers: bool = False
-    foreign_keys: Sequence[tuple[Constraint, str]] = ()
-    with_grants: bool = True
-
-
-@dataclass(slots=True)
-class Statements:
-    """SQL that makes objects, SQL that undoes it, and differences from the source, each with the reason."""
-
-    tables: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-    undo: list[str] = field(default_factory=list)
-    differs: list[str] = field(default_factory=list)
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Returns the statements in their order: foreign keys once all tables are there."""
-        return (*self.tables, *self.after)
-
-
-def make_type(type_: Type, to: Statements) -> None:
-    """Add an enum or a domain, under the name that it has at the source."""
-    if type_.kind == "e":
-        to.tables.append(f"create type {type_.name} as enum ({', '.join(map(literal, type_.labels))})")
-    else:
-        parts = [f"create domain {type_.name} as {type_.base}"]
-        parts += [f"collate {type_.collation}"] if type_.collation else []
-        parts += [f"default {type_.default}"] if type_.default is not None else []
-        parts += ["not null"] if type_.not_null else []
-        to.tables.append(" ".join([*parts, *type_.checks]))
-    what = "type" if type_.kind == "e" else "domain"
-    to.tables += _comment(f"{what} {type_.name}", type_.comment)
-    to.undo.insert(0, f"drop {what} {type_.name}")
-
-
-def make_table(making: Making, to: Statements) -> None:
-    """Add a table with all that comes along, and name the rest."""
-    table, name = making.structure, making.name
-    numbers = table.sequences if making.has_numbers else ()
-    drawn = [one for one in numbers if any(one.qualified in c.sequences for c in _numbered(making))]
-    for one in drawn:
-        to.tables.append(_create_sequence(one))
-        to.tables += _comment(f"sequence {one.name}", one.comment)
-    body = [_column(column, making, to) for column in table.columns.values()]
-    body += [
-        f"constraint {one.name} {one.definition}"
-        for one in table.constraints
-        if one.kind != "f" and _is_obeyed(one, table, to)
-    ]
-    options = f" with ({', '.join(table.options)})" if table.options else ""
-    lines = ",\n  ".join(body)
-    to.tables.append(f"create table {name} (\n  {lines}\n){options}")
-    to.undo.insert(0, f"drop table {name}")
-    for one in drawn:
-        if one.owner is not None:
-            owner = table.columns[one.owner].sql
-            to.tables.append(f"alter sequence {one.name} owned by {name}.{owner}")
-        else:
-            to.undo.insert(1, f"drop sequence {one.name}")
-    to.tables += _column_settings(making)
-    to.tables += [_index(one, table, name) for one in table.indexes if _is_usable(one, table, to)]
-    to.tables += _comments(making)
-    if not any(one.kind == "p" for one in table.constraints):
-        # Without a key a changed row is found, while rows are copied or moved, by all of it.
-        to.tables.append(f"alter table {name} replica identity full")
-    if table.has_row_security:
-        to.tables.append(f"alter table {name} enable row level security")
-        to.differs.append(f"{table.name}: its policies are not made: until they are, clients see no row")
-    if making.with_grants:
-        to.tables += _grants(f"table {name}", table.grants)
-        for one in drawn:
-            to.tables += _grants(f"sequence {one.name}", one.grants)
-    to.after += [_foreign_key(one, table, name, refers_to) for one, refers_to in making.foreign_keys]
-
-
-def _numbered(making: Making) -> Iterator[Column]:
-    return (
-        one for one in making.structure.columns.values() if one.sequences and one.name not in making.drawn
-    )
-
-
-def _column(column: Column, making: Making, to: Statements) -> str:
-    parts = [column.sql, "bigint" if column.name in making.wide else column.type]
-    parts += [f"collate {column.collation}"] if column.collation else []
-    if column.generated:
-        how = "virtual" if column.generated == "v" else "stored"
-        parts.append(f"generated always as ({column.default}) {how}")
-    elif (default := _default(column, making, to)) is not None:
-        parts.append(f"default {default}")
-    parts += ["not null"] if column.never_null else []
-    return " ".join(parts)
-
-
-def _default(column: Column, making: Making, to: Statements) -> str | None:
-    subject = f"{making.structure.name}.{column.sql}"
-    if column.name in making.drawn:
-        if (default := making.drawn[column.name]) is None:
-            to.differs.append(f"{subject}: no default: applications make the key, which decides the shard")
-        elif not column.sequences:
-            to.differs.append(f"{subject}: draws from {default}, at the source from {column.default}")
-        return default
-    if not column.sequences:
-        return column.default
-    if not making.has_numbers:
-        to.differs.append(f"{subject}: no default: each node would number its own rows")
-        return None
-    by_name = {one.qualified: one for one in making.structure.sequences}
-    to.differs.append(
-        f"{subject}: each shard numbers its own rows: the same number is drawn in several shards"
-    )
-    default = column.default
-    if default is None:
-        return f"nextval({_regclass(by_name[column.sequences[0]].name)})"
-    for one in column.sequences:
-        default = _once(default, _regclass(one), _regclass(by_name[one].name), subject)
-    return default
-
-
-def _regclass(name: str) -> str:
-    return f"{literal(name)}::regclass"
-
-
-def _create_sequence(one: Numbers) -> str:
-    return (
-        f"create sequence {one.name} as {one.type} increment by {one.increment}"
-        f" minvalue {one.least} maxvalue {one.greatest} start with {one.start} cache {one.cache}"
-        f"{' cycle' if one.cycles else ''}"
-    )
-
-
-def _column_settings(making: Making) -> Iterator[str]:
-    for column in making.structure.columns.values():
-        alter = f"alter table {making.name} alter column {column.sql} set"
-        if column.storage:
-            yield f"{alter} storage {column.storage}"
-        if column.compression:
-            yield f"{alter} compression {column.compression}"
-        if column.statistics is not None:
-            yield f"{alter} statistics {column.statistics}"
-
-
-def _is_obeyed(constraint: Constraint, table: Definition, to: Statements) -> bool:
-    if not constraint.is_valid:
-        to.differs.append(
-            f"{table.name}, {constraint.name}: left out, since rows may not obey it: it is NOT VALID"
-        )
-    return constraint.is_valid
-
-
-def _is_usable(index: Index, table: Definition, to: Statements) -> bool:
-    if not index.is_valid:
-        to.differs.append(f"{table.name}, {index.name}: left out, since it is invalid at the source")
-    return index.is_valid
-
-
-def _index(index: Index, table: Definition, name: str) -> str:
-    # Of a partitioned table the definition has ONLY.
-    found = next(
-        (one for one in ("ON ONLY ", "ON ") if f" {one}{table.qualified} USING " in index.definition), "ON "
-    )
-    return _once(index.definition, f" {found}{table.qualified} USING ", f" ON {name} USING ", index.name)
-
-
-def _foreign_key(key: Constraint, table: Definition, name: str, refers_to: str) -> str:
-    definition = _once(
-        key.definition,
-        f" REFERENCES {key.referenced}(",
-        f" REFERENCES {refers_to}(",
-        f"{table.name}, {key.name}",
-    )
-    return f"alter table {name} add constraint {key.name} {definition}"
-
-
-def _comments(making: Making) -> Iterator[str]:
-    table, name = making.structure, making.name
-    yield from _comment(f"table {name}", table.comment)
-    for column in table.columns.values():
-        yield from _comment(f"column {name}.{column.sql}", column.comment)
-    for one in table.constraints:
-        if one.kind != "f" and one.is_valid:
-            yield from _comment(f"constraint {one.name} on {name}", one.comment)
-    schema, _, _ = name.rpartition(table.table_sql)
-    for index in table.indexes:
-        if index.is_valid:
-            yield from _comment(f"index {schema}{index.name}", index.comment)
-
-
-def _comment(subject: str, comment: str | None) -> Iterator[str]:
-    if comment is not None:
-        yield f"comment on {subject} is {literal(comment)}"
-
-
-def _grants(subject: str, grants: Iterable[Grant]) -> Iterator[str]:
-    granted: dict[tuple[str, bool], list[str]] = {}
-    for one in grants:
-        what = one.privilege.lower() + (f" ({one.column})" if one.column else "")
-        granted.setdefault((one.role or "public", one.may_grant), []).append(what)
-    for (role, may_grant), privileges in granted.items():
-        option = " with grant option" if may_grant else ""
-        yield f"grant {', '.join(privileges)} on {subject} to {role}{option}"
-
-
-def _once(text: str, old: str, new: str, subject: str) -> str:
-    """Replace what must be there exactly once.
-
-    Raises:
-        AdoptionRefused: it is not: replacing might change something else.
-    """
-    if text.count(old) != 1:
-        raise AdoptionRefused(
-            f"{subject} can't be made for the shards: {text}",
-            hint="Make the tables by a migration of your own; see docs/how-to/adopt.md.",
-        )
-    return text.replace(old, new)
-
-
-def literal(value: str) -> str:
-    """Return a text as SQL writes it."""
-    quoted = "'" + value.replace("'", "''") + "'"
-    return f"E{quoted.replace(chr(92), chr(92) * 2)}" if "\\" in value else quoted
-
-
-def widened(
-    structures: Mapping[str, Definition], keys: Mapping[str, Iterable[str]]
-) -> dict[str, frozenset[str]]:
-    """Return the columns of each table that have to take IDs of the shards: keys, and what refers to them.
-
-    ``keys``: the columns of the tables that are split.
-    """
-    reached = {(name, column) for name, columns in keys.items() for column in columns}
-    names = {one.qualified: one.name for one in structures.values()}
-    hops = [
-        ((name, own), (names[key.referenced], theirs))
-        for name, table in structures.items()
-        if name in keys
-        for key in table.constraints
-        if key.referenced in names
-        for own, theirs in zip(key.columns, key.referenced_columns, strict=True)
-    ]
-    while found := {own for own, theirs in hops if theirs in reached} - reached:
-        reached |= found
-    return {
-        name: frozenset(c.name for c in table.columns.values() if c.is_narrow and (name, c.name) in reached)
-        for name, table in structures.items()
-    }
-
 
 _MESSAGE: Final = "tables of the adopted database"
 
@@ -339,21 +74,40 @@ def prepare(catalog: Catalog, plan: Plan, *, source: str | None = None, with_gra
         with sides.source.engine.connect() as connection:
             structures = read_definitions(connection, wanted, is_whole=True)
             types = read_types(connection, wanted)
+            with connection.begin():
+                set_limits(connection)
+                belongings = read_belongings(connection)
         missing = [name for name in wanted if name not in structures]
         again = "Write the plan again: shardids adopt plan"
         refuse(plan, [Refusal(reason=f"the source has no table {name}", remedy=again) for name in missing])
-        writer = _Writer(plan, structures, with_grants=with_grants)
-        for one in types:
-            writer.add_type(one, is_there=_is_there(sides, "to_regtype", one.name))
-        for table in wanted.values():
-            in_place = table.kind is Kind.REFERENCE and _is_there(sides, "to_regclass", table.name)
-            if not in_place:
-                writer.add_table(table)
-        refuse(plan, list(_missing_roles(sides, writer.roles)))
-        prepared = writer.prepared()
-        for taker in sides.takers:
-            _try(taker, prepared)
-        return prepared
+        new_types = [one for one in types if not _is_there(sides, "to_regtype", one.name)]
+        there = {
+            table.name
+            for table in wanted.values()
+            if table.kind is Kind.REFERENCE and _is_there(sides, "to_regclass", table.name)
+        }
+        there |= {one.name for one in belongings if _is_on_nodes(sides, one)}
+        refused: dict[tuple[str, int], str] = {}
+        while True:
+            kinds = {table.name: table.kind for table in plan.tables}
+            sorting = sort_belongings(belongings, kinds, refused)
+            writer = _Writer(plan, structures, sorting, there, with_grants=with_grants)
+            for one in new_types:
+                writer.add_type(one)
+            writer.add_functions()
+            for table in wanted.values():
+                if table.name not in there:
+                    writer.add_table(table)
+            writer.add_others()
+            refuse(plan, list(_missing_roles(sides, writer)))
+            prepared = writer.prepared()
+            found: dict[tuple[str, int], str] = {}
+            for taker in sides.takers:
+                found = _try(taker, prepared, writer.optional) | found
+            if not found:
+                return prepared
+            # What names these is not made either.
+            refused |= found
 
 
 def write(prepared: Prepared, folder: Path) -> list[Path]:
@@ -380,9 +134,22 @@ def _revision(folder: Path, up: Iterable[str], down: Iterable[str], *, for_nodes
 
 
 class _Writer:
-    """Collects statements for the nodes and for their shards."""
+    """Collects statements for the nodes and for their shards.
 
-    def __init__(self, plan: Plan, structures: Mapping[str, Definition], *, with_grants: bool) -> None:
+    Attributes:
+        roles: that have privileges; ``policy_roles``: that policies name.
+        optional: statements that may fail, each with the object that it makes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        structures: Mapping[str, Definition],
+        sorting: Sorting,
+        there: set[str],
+        *,
+        with_grants: bool,
+    ) -> None:
         self._plans = {table.name: table for table in plan.tables}
         self._structures = structures
         self._names = {one.qualified: one.name for one in structures.values()}
@@ -394,11 +161,49 @@ class _Writer:
         self._node, self._shard = Statements(), Statements()
         self._schemas: dict[str, None] = {}
         self.roles: set[str] = set()
+        self.policy_roles: set[str] = set()
+        self.optional: dict[str, Belonging] = {}
+        self._functions = [one for one in sorting.on_nodes if one.kind == FUNCTION and one.name not in there]
+        # A table that is there has its policies, and may have others.
+        self._on_nodes = [
+            one for one in sorting.on_nodes if one.kind != FUNCTION and one.relation not in there
+        ]
+        self._in_shards = sorting.in_shards
+        self._with_policies = {
+            one.relation for one in (*self._on_nodes, *self._in_shards) if one.kind == POLICY
+        }
+        self._node.differs += [f"{one.shown}: the {one.kind} is left out: {why}" for one, why in sorting.left]
 
-    def add_type(self, type_: Type, *, is_there: bool) -> None:
-        if not is_there:
-            self._schemas[type_.schema] = None
-            make_type(type_, self._node)
+    def add_type(self, type_: Type) -> None:
+        self._schemas[type_.schema] = None
+        make_type(type_, self._node)
+
+    def add_functions(self) -> None:
+        """Add functions, once all types are there."""
+        if self._functions:
+            # They name tables of the shards, which come later. Each is checked when these have been tried.
+            self._node.tables.append("set local check_function_bodies = off")
+        for one in self._functions:
+            self._add(one, {}, self._node)
+
+    def add_others(self) -> None:
+        """Add views, triggers and policies, once all tables are there."""
+        bare = {
+            one.qualified: one.table_sql for name, one in self._structures.items() if self._is_split(name)
+        }
+        bare |= {one.name: one.bare for one in self._in_shards if one.kind == VIEW}
+        for one in self._on_nodes:
+            self._add(one, {}, self._node)
+        for one in self._in_shards:
+            self._add(one, bare, self._shard)
+
+    def _add(self, one: Belonging, names: Mapping[str, str], to: Statements) -> None:
+        self.optional |= dict.fromkeys(make_belonging(one, names, to, with_grants=self._with_grants), one)
+        if one.kind in (FUNCTION, VIEW) and to is self._node:
+            self._schemas[one.schema] = None
+        if self._with_grants:
+            self.roles |= {grant.role for grant in one.grants if grant.role is not None}
+        self.policy_roles |= {*one.roles}
 
     def add_table(self, table: TablePlan) -> None:
         structure, is_split = self._structures[table.name], self._is_split(table.name)
@@ -411,6 +216,7 @@ class _Writer:
             has_numbers=is_split,
             foreign_keys=list(self._foreign_keys(structure, to)),
             with_grants=self._with_grants,
+            has_policies=structure.qualified in self._with_policies,
         )
         if not is_split:
             self._schemas[structure.schema_sql] = None
@@ -473,36 +279,73 @@ def _is_there(sides: Sides, look_up: str, name: str) -> bool:
     return all(found)
 
 
-def _missing_roles(sides: Sides, roles: set[str]) -> Iterator[Refusal]:
+def _is_on_nodes(sides: Sides, one: Belonging) -> bool:
+    """Return whether every node has a function, or a view that names no split table, of this name."""
+    if one.kind not in (FUNCTION, VIEW):
+        return False
+    return _is_there(sides, "to_regprocedure" if one.kind == FUNCTION else "to_regclass", one.name)
+
+
+def _missing_roles(sides: Sides, writer: _Writer) -> Iterator[Refusal]:
     for taker in sides.takers:
         with taker.side.autocommit() as connection:
             missing = connection.scalars(
                 text("select r from unnest(cast(:roles as text[])) r where to_regrole(r) is null order by r"),
-                {"roles": sorted(roles)},
+                {"roles": sorted(writer.roles | writer.policy_roles)},
             )
             for role in missing:
+                is_named = role in writer.policy_roles
+                why = "policies name" if is_named else "has privileges on tables"
+                otherwise = "" if is_named else ", or prepare without privileges: --no-grants"
                 yield Refusal(
-                    reason=f'node "{taker.side.name}" has no role {role}, which has privileges on tables',
-                    remedy=f"create role {role} there, or prepare without privileges: --no-grants",
+                    reason=f'node "{taker.side.name}" has no role {role}, which {why}',
+                    remedy=f"create role {role} there{otherwise}",
                 )
 
 
-def _try(taker: Taker, prepared: Prepared) -> None:
+def _try(taker: Taker, prepared: Prepared, optional: Mapping[str, Belonging]) -> dict[tuple[str, int], str]:
     """Run the statements on a node and in one of its shards, and roll back.
 
+    ``optional``: statements that may fail, each with the object that it makes. Returns the keys of those that
+    did, each with the reason.
+
     Raises:
-        AdoptionRefused: one fails.
+        AdoptionRefused: another one fails.
     """
+    refused: dict[tuple[str, int], str] = {}
+
+    def run(statements: Iterable[str]) -> None:
+        for statement in statements:
+            one = optional.get(statement)
+            if one is None:
+                connection.exec_driver_sql(statement, execution_options=AS_IS)
+            elif one.key not in refused:
+                attempt(one, statement)
+
+    def attempt(one: Belonging, statement: str) -> None:
+        try:
+            with connection.begin_nested():
+                connection.exec_driver_sql(statement, execution_options=AS_IS)
+        except ConnectionFailed:
+            raise
+        except ShardidsError as error:
+            refused[one.key] = error.message
+
     with taker.side.engine.connect() as connection, connection.begin() as transaction:
         connection.execute(text("select set_config('lock_timeout', '5s', true)"))
         try:
             connection.execute(text("select set_config('search_path', 'public', true)"))
-            _run(connection, prepared.node)
+            run(prepared.node)
             connection.execute(
                 text("select set_config('search_path', shardids.revision_path(:shard), true)"),
                 {"shard": taker.shards[0]},
             )
-            _run(connection, prepared.shard)
+            run(prepared.shard)
+            connection.execute(text("select set_config('check_function_bodies', 'on', true)"))
+            for one in dict.fromkeys(optional.values()):
+                if one.kind == FUNCTION and one.key not in refused:
+                    # Replaced by itself, with its body checked.
+                    attempt(one, one.definition or "")
         except ShardidsError as error:
             raise AdoptionRefused(
                 f'node "{taker.side.name}" can\'t have the tables: {error.message}',
@@ -511,8 +354,4 @@ def _try(taker: Taker, prepared: Prepared) -> None:
             ) from error
         finally:
             transaction.rollback()
-
-
-def _run(connection: Connection, statements: Iterable[str]) -> None:
-    for statement in statements:
-        connection.exec_driver_sql(statement, execution_options=AS_IS)
+    return refused

@@ -15,6 +15,7 @@ from shardids.errors import BadArgument
 
 if TYPE_CHECKING:
     from shardids.adopt.adopter import Result
+    from shardids.adopt.run.sparing import Limits
 
 app = typer.Typer(help="Take an existing PostgreSQL database into shards.", no_args_is_help=True)
 
@@ -49,7 +50,8 @@ ReaderOption = Annotated[
         metavar="URL",
         help="The source's URL with a role that can only read, a member of pg_read_all_data. Rows are read as"
         " that role, and code of their tables' owners runs as it. Needed where the other role can write, and"
-        " roles that are not superusers own objects there. It is not stored.",
+        " roles that are not superusers own objects there. For a comparison it may be that of a standby."
+        " It is not stored.",
     ),
 ]
 MaxPauseOption = Annotated[
@@ -207,8 +209,41 @@ def prepare(
         out.print("All tables are there")
 
 
+MaxWalOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Abort, so that no slot keeps log, once the source or the relay keeps more than this for it:"
+        " 50GB.",
+    ),
+]
+RateOption = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="How much of the source a comparison reads in a second: 20MB."),
+]
+MaxLatencyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Let a comparison wait while the source takes longer for a statement that reads no table, or a"
+        " standby of it is further behind: 20ms.",
+    ),
+]
+
+
+def _limits(max_wal: str | None, rate: str | None, max_latency: str | None) -> Limits:
+    from shardids.adopt.run.sparing import Limits
+    from shardids.pg.notation import parse_duration_ms, parse_size_bytes
+
+    return Limits(
+        max_wal_bytes=None if max_wal is None else parse_size_bytes(max_wal),
+        rate_bytes_s=None if rate is None else parse_size_bytes(rate),
+        max_latency_s=None if max_latency is None else parse_duration_ms(max_latency) / 1000,
+    )
+
+
 @app.command()
-@takes("catalog", "dry-run", "json")
+@takes("catalog", "dry-run", "yes", "json")
 def run(
     run: Run,
     plan: Annotated[
@@ -237,15 +272,21 @@ def run(
         bool, typer.Option("--direct", help="Without the plan's relay: the nodes follow the source itself.")
     ] = False,
     trust: TrustOption = None,
+    max_wal: MaxWalOption = None,
+    rate: RateOption = None,
+    max_latency: MaxLatencyOption = None,
 ) -> None:
     """Copy all rows into the shards, compare them, and let the nodes follow the source.
 
     Applications go on using the source. Everything is checked before anything is made. While it is stopped
-    the source keeps its log for the nodes: look at the room on its disk.
+    the source keeps its log for the nodes: look at the room on its disk. With a relay it asks whether the
+    relay's disk has room.
     """
     from shardids.adopt import adoption
     from shardids.adopt.plan.document import read_plan
-    from shardids.cli.adopt.shown import print_check, print_done, shown
+    from shardids.cli.adopt.shown import print_check, print_done, relay_needs, shown
+
+    limits = _limits(max_wal, rate, max_latency)
 
     if resume + stop + compare > 1:
         raise BadArgument("--resume, --stop and --compare exclude each other")
@@ -255,19 +296,33 @@ def run(
         if plan is not None:
             raise BadArgument(f"{option} goes on by the plan that the catalog has", hint=f"Leave {plan} out.")
     if stop:
-        refuse("to --stop, which reads no rows", reader_url=reader_url)
+        refuse(
+            "to --stop, which reads no rows",
+            reader_url=reader_url,
+            max_wal=max_wal,
+            rate=rate,
+            max_latency=max_latency,
+        )
         _end(run, adoption.pause(run.catalog, source=source, via=via, dry_run=run.dry), source, via)
         return
     if compare:
-        refuse("to --compare, which changes nothing", dry_run=run.dry)
+        refuse("to --compare, which changes nothing", dry_run=run.dry, max_wal=max_wal)
         with shown() as show:
-            done = adoption.compare(run.catalog, source=source, via=via, reader=reader_url, on_event=show)
+            done = adoption.compare(
+                run.catalog, source=source, via=via, reader=reader_url, limits=limits, on_event=show
+            )
         print_done(done, as_json=run.as_json)
         return
     if resume:
         with shown() as show:
             done = adoption.resume(
-                run.catalog, source=source, via=via, reader=reader_url, on_event=show, dry_run=run.dry
+                run.catalog,
+                source=source,
+                via=via,
+                reader=reader_url,
+                limits=limits,
+                on_event=show,
+                dry_run=run.dry,
             )
         _end(run, done, source, via)
         return
@@ -284,9 +339,18 @@ def run(
         )
         print_check(found, as_json=run.as_json)
         return
+    if via or wanted.via:
+        run.ask(f"{relay_needs(wanted)}. Has its disk the room?")
     with shown() as show:
         done = adoption.run(
-            run.catalog, wanted, source=source, via=via, reader=reader_url, trusted=trust or (), on_event=show
+            run.catalog,
+            wanted,
+            source=source,
+            via=via,
+            reader=reader_url,
+            trusted=trust or (),
+            limits=limits,
+            on_event=show,
         )
     print_done(done, as_json=run.as_json)
 

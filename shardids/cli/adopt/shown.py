@@ -119,6 +119,8 @@ def plan_picture(planned: Planned) -> Group:
     plan = planned.plan
     parts: list[RenderableType] = [_tree(planned), *_others(plan), *_findings(plan.findings), Text("")]
     parts.append(_suggestion(planned.forecast))
+    if plan.via is not None:
+        parts.append(Text.assemble(("relay".ljust(15), "bold"), relay_needs(plan)))
     blocking = [finding.severity for finding in plan.findings if plan.is_blocked_by(finding)]
     if blocking:
         remedy = "name a relay (--via), or change that" if Severity.NEEDS_RELAY in blocking else "change that"
@@ -239,11 +241,20 @@ def print_check(found: adoption.Check, *, as_json: bool) -> None:
         f" about {found.rows:,} rows, {decimal(found.size_bytes)}"
     )
     if found.relay_bytes:
-        out.print(
-            f"The relay would hold all of it, about {decimal(found.relay_bytes)}, and for a"
-            " while twice as much of tables that find their key in others"
-        )
+        out.print(_relay_holds(found.relay_bytes))
     out.print("No obstacles found; nothing was changed")
+
+
+def relay_needs(plan: Plan) -> str:
+    """Return how much of its disk a plan's relay needs, in words."""
+    return _relay_holds(plan.copied_bytes)
+
+
+def _relay_holds(size_bytes: int) -> str:
+    return (
+        f"The relay would hold all of it, about {decimal(size_bytes)}, and for a"
+        " while twice as much of tables that find their key in others"
+    )
 
 
 def print_status(found: adoption.Status | None, *, as_json: bool) -> None:
