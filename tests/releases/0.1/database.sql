@@ -1347,8 +1347,9 @@ begin
   execute format(
     'create table %1$I.shardids_counter ('
     'tenant text collate "C", kind text collate "C", period date, lane integer, next_number bigint not null, '
-    'is_whole boolean not null default false, '
+    'is_whole boolean not null default false, era bigint not null default 0, '
     'constraint shardids_counter_pkey primary key (tenant, kind, period, lane)) with (fillfactor = 50)', schema);
+  execute format('create index shardids_counter_era on %I.shardids_counter (tenant, kind, period, era)', schema);
   execute format(
     'create table %1$I.shardids_counter_change ('
     'tenant text collate "C", kind text collate "C", changed_at timestamptz default clock_timestamp(), '
@@ -1359,6 +1360,7 @@ begin
   execute format('comment on table %I.shardids_counter_zone is ''The time zones of tenants that have another than that of the kind''', schema);
   execute format('comment on table %I.shardids_counter is ''The next number of each lane of each counter''', schema);
   execute format('comment on column %I.shardids_counter.is_whole is ''Whether all lanes of the counter are begun; of a few it may not be known yet''', schema);
+  execute format('comment on column %I.shardids_counter.era is ''Rises every eighth number of a lane: draws read rows of the last two, whatever versions of older ones are kept''', schema);
   execute format('comment on table %I.shardids_counter_change is ''Who has set a counter by hand, and why''', schema);
   execute replace(replace($create$
 -- Where a lane has to be begun or waited for, or the transaction may hold some already.
@@ -1367,11 +1369,16 @@ language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp 
 declare
   begun integer;
   own integer;
+  newest bigint;
   drawn_lane integer;
+  held record;
   number bigint;
 begin
-  select count(*), count(*) filter (where c.xmin = pg_current_xact_id()::xid) into begun, own
+  select max(c.era) into newest
   from {schema}.shardids_counter c where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period;
+  select count(*), count(*) filter (where c.xmin = pg_current_xact_id()::xid) into begun, own
+  from {schema}.shardids_counter c
+  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.era >= newest - 1;
   -- A transaction that draws many numbers leaves half of the lanes to the others; what it drew under savepoints is not counted.
   if begun < lanes and own < lanes / 2 then
     for drawn_lane in
@@ -1382,8 +1389,8 @@ begin
     loop
       -- An INSERT would wait for another's of the same lane, until that commits.
       if pg_try_advisory_xact_lock(1936220540, hashtext(format('%s %s %s %L %L', {literal}, of_period, drawn_lane, of_kind, of_tenant))) then
-        insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
-        values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
+        insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number, era)
+        values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes, coalesce(newest, 0))
         on conflict do nothing returning c.lane into number;
         if number is not null then
           return number;
@@ -1391,21 +1398,25 @@ begin
       end if;
     end loop;
   end if;
-  -- By the key: the row may be locked in a version that the snapshot of the statement has not, as after a concurrent draw.
-  update {schema}.shardids_counter c
-  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = (
-    select f.lane from {schema}.shardids_counter f
-    where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
-      and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
-    order by f.next_number limit 1 for update skip locked)
-  returning c.next_number - next_lane_number.lanes into number;
+  -- Two statements: the row may be locked in a version that the snapshot of the first has not, as after a concurrent draw.
+  select f.ctid, f.next_number into held from {schema}.shardids_counter f
+  where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period and f.era >= newest - 1
+    and (own < lanes / 2 or f.xmin = pg_current_xact_id()::xid)
+  order by f.next_number limit 1 for update skip locked;
+  if held.ctid is not null then
+    number := held.next_number;
+    update {schema}.shardids_counter c
+    set next_number = number + next_lane_number.lanes, is_whole = c.is_whole or begun = next_lane_number.lanes,
+        era = greatest(c.era, (number + next_lane_number.lanes) / (8 * next_lane_number.lanes))
+    where c.ctid = held.ctid;
+  end if;
   if number is null then
     -- Others hold all lanes: it waits for one of them.
     drawn_lane := 1 + pg_backend_pid() % lanes;
-    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
-    values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
-    on conflict (tenant, kind, period, lane) do update set next_number = c.next_number + next_lane_number.lanes
+    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number, era)
+    values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes, coalesce(newest, 0))
+    on conflict (tenant, kind, period, lane) do update
+    set next_number = c.next_number + next_lane_number.lanes, era = greatest(c.era, newest)
     returning c.next_number - next_lane_number.lanes into number;
   end if;
   return number;
@@ -1419,6 +1430,7 @@ declare
   of_tenant constant text := tenant;
   of_kind constant text := kind;
   now_in date;
+  held record;
   number bigint;
 begin
   select k.*, shardids.period_of(k.per, moment at time zone coalesce(z.zone, k.zone)) as period into this
@@ -1440,15 +1452,29 @@ begin
   else
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
-      update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = (
-        select f.lane from {schema}.shardids_counter f
-        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
-        order by f.next_number limit 1 for update skip locked) and c.is_whole
-      returning c.next_number - this.lanes into number;
+      select f.ctid, f.next_number, f.is_whole into held from {schema}.shardids_counter f
+      where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        and f.era >= (select max(e.era) - 1 from {schema}.shardids_counter e
+                      where e.tenant = of_tenant and e.kind = of_kind and e.period = now_in)
+      order by f.next_number limit 1 for update skip locked;
+      if held.is_whole then
+        number := held.next_number;
+        update {schema}.shardids_counter c
+        set next_number = number + this.lanes, era = greatest(c.era, (number + this.lanes) / (8 * this.lanes))
+        where c.ctid = held.ctid;
+      end if;
     end if;
     if number is null then
       number := {schema}.next_lane_number(of_tenant, of_kind, now_in, this.lanes);
+    end if;
+    -- A lane that was held while others drew hundreds of numbers is out of their sight: one draw of some thousand brings it back.
+    if (number + this.lanes) / this.lanes % 128 = 0 and (number + this.lanes) / this.lanes / 128 % this.lanes = number % this.lanes then
+      update {schema}.shardids_counter c set era = (number + this.lanes) / (8 * this.lanes)
+      where c.ctid = any (array(
+        select f.ctid from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+          and f.era < (number + this.lanes) / (8 * this.lanes) - 1
+        for update skip locked));
     end if;
   end if;
   -- The first of a row: the period is new, or it was pruned, and would begin again.
@@ -4205,7 +4231,7 @@ begin
       'If none of them is in use any more, say so: again => true, or shardids counter set --again.');
   end if;
   execute format(
-    'update %I.shardids_counter c set is_whole = true, next_number = $5 + ((c.lane - $5) %% $4 + $4) %% $4 '
+    'update %I.shardids_counter c set is_whole = true, era = $5 / (8 * $4), next_number = $5 + ((c.lane - $5) %% $4 + $4) %% $4 '
     'where (c.tenant, c.kind, c.period) = ($1, $2, $3)', schema) using tenant, kind, set_period, lanes::bigint, next_number;
   execute format(
     'insert into %I.shardids_counter_change (tenant, kind, period, highest_before, next_number, reason) '
@@ -6218,9 +6244,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385034740060651522);
-INSERT INTO shard_0000.kept VALUES (385034740060651523);
-INSERT INTO shard_0000.kept VALUES (385034740060651524);
+INSERT INTO shard_0000.kept VALUES (385074749484564482);
+INSERT INTO shard_0000.kept VALUES (385074749484564483);
+INSERT INTO shard_0000.kept VALUES (385074749484564484);
 
 
 --
@@ -6254,8 +6280,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '757', '2026-11-28 11:50:35.568959+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '758', '2026-11-28 11:50:35.588436+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713229434095178630/5/16796', 1, 3206681681943592960, '757', '2026-11-28 14:29:34.580955+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713229434095178630/5/16796', 1, 3206681681943592960, '758', '2026-11-28 14:29:34.59148+00', NULL);
 
 
 --
@@ -6281,7 +6307,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:50:35.176577+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 14:29:34.364655+00');
 
 
 --
@@ -6306,7 +6332,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:50:35.602161+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:29:34.599415+00', NULL);
 
 
 --
@@ -6407,7 +6433,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3575567924861876590, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3206681773752567580, true);
 
 
 --
@@ -6421,7 +6447,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3575567924861876543, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3206681773752567548, true);
 
 
 --
@@ -6456,7 +6482,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91799435550, true);
+SELECT pg_catalog.setval('shardids.step_1', 91808974572, true);
 
 
 --
@@ -6491,7 +6517,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91799435583, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91808974588, true);
 
 
 --
