@@ -87,7 +87,7 @@ def run(rounds: int) -> Section:
         )
     reads, *fixtures, commits, undone = m.values()
     return Section(
-        title="The fixtures of tests",
+        title="The fixture of tests",
         conditions=f"An embedded server, two nodes, {SHARDS} shards; {TESTS} tests, each reads all shards, or"
         f" inserts {SHARDS} rows with a look-up key. Rows that stay are in tables that nothing reads then.",
         measures=tuple(m.values()),
