@@ -52,6 +52,7 @@ class User:
     is_autocommit: bool = False
     is_begun: bool = False
     has_failed: bool = False
+    is_undone: bool = False
     reads_only: bool = False
 
 
@@ -66,8 +67,8 @@ class Sent:
 class SharedTransaction:
     """The transaction of one connection, in levels: leaving a level undoes all work since its begin.
 
-    A user's COMMIT keeps its savepoint's work; its ROLLBACK undoes it, and is refused where that would also
-    undo the writes of another user.
+    A user's COMMIT keeps its savepoint's work; its ROLLBACK undoes it, and is refused where another user has
+    committed since. Writes of open transactions are undone with it: these can then only roll back.
 
     Args:
         connection: to a node, in autocommit mode.
@@ -80,7 +81,8 @@ class SharedTransaction:
         self.is_ending = False
         self._has_written = has_written
         self._marks: list[_Mark] = []
-        self._writes: list[User] = []
+        self._writes: list[User | None] = []
+        """Who has written, in this order; ``None`` where it was committed."""
         self._levels: list[_Mark] = []
         self._numbers = count(1)
 
@@ -124,6 +126,7 @@ class SharedTransaction:
             if sent.statement is None:
                 yield sent
                 return
+            self._require_whole(user)
             if user.has_failed:
                 raise psycopg.errors.InFailedSqlTransaction(_ABORTED)
             if _OF_VIEWS in text and self._has_written():
@@ -159,18 +162,24 @@ class SharedTransaction:
     def commit(self, user: User) -> None:
         """Keep a user's work."""
         with self.lock:
+            self._require_whole(user)
             if user.has_failed:
                 self.rollback(user)
             elif user.is_begun:
+                root = next(mark for mark in self._marks if mark.user is user)
+                for place in range(root.writes, len(self._writes)):
+                    if self._writes[place] is user:
+                        self._writes[place] = None
                 self._drop(user)
 
     def rollback(self, user: User) -> None:
         """Undo a user's work since its transaction began.
 
         Raises:
-            BadArgument: another user has written since then, and that would be undone.
+            BadArgument: another user has committed since then, and that would be undone.
         """
         with self.lock:
+            user.is_undone = False
             if not user.is_begun:
                 return
             root = next(mark for mark in self._marks if mark.user is user)
@@ -232,13 +241,27 @@ class SharedTransaction:
         is_below = _number(mark) < _number(self._levels[-1])
         if not is_below and not self._would_undo(mark, user):
             return True
-        if user in self._writes[mark.writes :]:
+        since = self._writes[mark.writes :]
+        if user not in since:
+            return False
+        if is_below or None in since:
             raise BadArgument(
-                "a session of this test can't roll back: another one has written since it began, and all of"
-                " them are in one transaction",
+                "a session of this test can't roll back: another one has committed since it began, and all"
+                " of them are in one transaction",
                 hint="End one session before the next begins, or test it without shard_rollback.",
             )
-        return False
+        for other in since:
+            if other is not None and other is not user:
+                other.is_undone = True
+        return True
+
+    def _require_whole(self, user: User) -> None:
+        if user.is_undone and not self.is_ending:
+            raise BadArgument(
+                "this session's writes were undone by the ROLLBACK of another one: all sessions of this test"
+                " are in one transaction",
+                hint="End one session before the next begins, or test it without shard_rollback.",
+            )
 
     def _mark(self, user: User | None, given: str | None) -> _Mark:
         mark = _Mark(f"shardids_{next(self._numbers)}", user, given, len(self._writes))

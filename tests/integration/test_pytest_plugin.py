@@ -274,9 +274,26 @@ def test_a_rollback_that_would_undo_the_work_of_others_is_refused(shard_cluster,
         other = shard_cluster.at(shard=shard_cluster.shard_for("a"))
         other.run(lambda session: session.execute(
             text(f"update {shard_cluster.schema_of(other.number)}.users set number = 'x'")))
-        with pytest.raises(ShardidsError, match="can't roll back: another one has written"):
+        with pytest.raises(ShardidsError, match="can't roll back: another one has committed"):
             one.rollback()
         one.commit()
+
+def test_a_rollback_takes_open_sessions_along(shard_cluster, shard_rollback):
+    on_a = [shard for shard, node in shard_cluster.placement.node_of.items() if node == "a"]
+    for is_committed in (False, True):
+        with shard_cluster.session(shard=on_a[0]) as one, shard_cluster.session(shard=on_a[1]) as other:
+            other.execute(insert(Note).values(by=named(shard_cluster, on_a[1])))
+            one.execute(insert(Note).values(by=named(shard_cluster, on_a[0])))
+            other.execute(insert(Note).values(by=named(shard_cluster, on_a[1])))
+            one.rollback()
+            if is_committed:
+                with pytest.raises(ShardidsError, match="undone by the ROLLBACK of another"):
+                    other.commit()
+            other.rollback()
+            assert not one.scalars(select(Note)).all() + other.scalars(select(Note)).all()
+
+def named(cluster, shard):
+    return next(str(number) for number in range(99) if cluster.shard_for(str(number)) == shard)
 
 def test_two_phases_and_views_are_refused(shard_cluster, shard_rollback):
     with shard_cluster.sharded_session(twophase=True) as session:
@@ -300,7 +317,7 @@ def test_every_way_to_commit_is_rolled_back(folder: Path, server_url: URL, admin
     (folder / "test_users.py").write_text(MANY_WAYS)
     ran = run_pytest(folder, "--shardids-server", dsn(server_url), has_asyncio=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "10 passed" in ran.stdout
+    assert "11 passed" in ran.stdout
     assert databases(admin) == set()
 
 
