@@ -126,7 +126,7 @@ LEAST_PASSED = {
     "string_lookup": 4,
     "timezones": 55,
     "transaction_hooks": 20,
-    "transactions": 83,
+    "transactions": 82,
     "unmanaged_models": 3,
     "update": 25,
     "update_only_fields": 20,
@@ -157,6 +157,7 @@ EXPLAINED = {
     "fixtures.tests.ForwardReferenceTests.test_forward_reference_m2m": _JOINED,
     "fixtures.tests.ForwardReferenceTests.test_forward_reference_m2m_natural_key": _JOINED,
     "foreign_object.tests.MultiColumnFKTests": "its model keeps an ID in 32 bits",
+    "indexes.tests.SchemaIndexesPostgreSQLTests.test_ops_class": "another test leaves an index of that name",
     "m2m_through_regress.tests.M2MThroughSerializationTestCase.test_serialization": _JOINED,
     "model_inheritance.test_abstract_inheritance.AbstractInheritanceTests."
     "test_abstract_model_with_regular_python_mixin_mro": _OTHER_FIELD,
@@ -194,6 +195,8 @@ EXPLAINED = {
     "transactions.tests.NonAutocommitTests.test_orm_query_without_autocommit": _UNINSTALLED,
 }
 """Tests that fail on shards and not elsewhere, and why."""
+TIMED = {"serializers.test_deserialization.TestDeserializer.test_crafted_xml_performance"}
+"""Tests that measure time, which a busy machine fails."""
 
 
 @pytest.mark.parametrize("label", sorted(LEAST_PASSED))
@@ -213,7 +216,7 @@ def test_django_s_own_tests(cluster_url: URL, django_tests: Path, label: str) ->
     skipped = re.findall(r"skipped ['\"](.*)['\"]", done.stderr)
     failed = set(re.findall(r"^(?:ERROR|FAIL): \S+ \((\S+?)\)", done.stderr, re.MULTILINE))
     assert re.search(r"^Ran \d+ tests?", done.stderr, re.MULTILINE), done.stderr
-    assert failed == {name for name in EXPLAINED if name.startswith(f"{label}.")}, done.stderr
+    assert failed - TIMED == {name for name in EXPLAINED if name.startswith(f"{label}.")}, done.stderr
     assert bool(failed) == (done.returncode != 0), done.stderr
     reasons = {reason: skipped.count(reason) for reason in skipped}
     passed = len(re.findall(r"\.\.\. ok$", done.stderr, re.MULTILINE))
