@@ -82,7 +82,7 @@ class SharedTransaction:
         self._has_written = has_written
         self._marks: list[_Mark] = []
         self._writes: list[User | None] = []
-        """Who has written, in this order; ``None`` where it was committed."""
+        """The users that have written, in this order; ``None`` where it was committed."""
         self._levels: list[_Mark] = []
         self._numbers = count(1)
 
