@@ -64,6 +64,14 @@ def run(rounds: int) -> Section:
             figure("quick, rows/s of one tenant", m[one].median, at_least=3000),
             figure("quick / gapless, one tenant", m[one].median / m[f"{GAPLESS}, 1 tenant"].median),
             figure("quick / no number, one tenant", m[one].median / m[f"{NONE}, 1 tenant"].median),
+            *(
+                figure(
+                    f"{scheme} beside an open snapshot / without",
+                    slowed[scheme] / m[f"{scheme}, 1 tenant"].median,
+                    at_least=0.5,
+                )
+                for scheme in (GAPLESS, QUICK)
+            ),
             figure(
                 "gapless / no number, 64 tenants",
                 m[f"{GAPLESS}, 64 tenants"].median / m[f"{NONE}, 64 tenants"].median,

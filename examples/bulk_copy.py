@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 
 from sqlalchemy import Column, Double, MetaData, Table, Text
 
-from shardids import Cluster, primary_key_column
+from shardids import Cluster, primary_key
 from shardids.client.copying import Copied, CopyReport
 
 metadata = MetaData()
 readings = Table(
     "readings",
     metadata,
-    primary_key_column("id"),
+    primary_key("id"),
     Column("sensor", Text, nullable=False),
     Column("celsius", Double, nullable=False),
 )

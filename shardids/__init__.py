@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from shardids.models.columns import (
         next_id,
         primary_key,
-        primary_key_column,
         reference_table,
         sharding_key,
-        sharding_key_column,
     )
     from shardids.models.counters import counter
-    from shardids.models.lookups import lookup_key, lookup_key_column
+    from shardids.models.lookups import lookup_key
     from shardids.models.pages import Page, PageQuery
     from shardids.models.types import ShardId
 
@@ -46,13 +44,10 @@ __all__ = [
     "ShardidsError",
     "counter",
     "lookup_key",
-    "lookup_key_column",
     "next_id",
     "primary_key",
-    "primary_key_column",
     "reference_table",
     "sharding_key",
-    "sharding_key_column",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -66,7 +61,6 @@ __getattr__, __dir__ = lazy_names(
         "IdRange": "shardids.ids.layout",
         "Layout": "shardids.ids.layout",
         "lookup_key": "shardids.models.lookups",
-        "lookup_key_column": "shardids.models.lookups",
         "Page": "shardids.models.pages",
         "PageQuery": "shardids.models.pages",
         "Shard": "shardids.client.shard",
@@ -75,9 +69,7 @@ __getattr__, __dir__ = lazy_names(
         "counter": "shardids.models.counters",
         "next_id": "shardids.models.columns",
         "primary_key": "shardids.models.columns",
-        "primary_key_column": "shardids.models.columns",
         "reference_table": "shardids.models.columns",
         "sharding_key": "shardids.models.columns",
-        "sharding_key_column": "shardids.models.columns",
     },
 )

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, StringConstraints
 from sqlalchemy import BigInteger, Column, DateTime
 from sqlmodel import Field, Relationship, SQLModel
 
-from shardids import Cluster, ShardId, primary_key_column
+from shardids import Cluster, ShardId, primary_key
 
 EXACT_IN_JAVASCRIPT = 2**53 - 1
 
@@ -42,7 +42,7 @@ def now() -> datetime:
 class User(SQLModel, table=True):
     """Somebody with items. The shard is that of the address at sign-up; from then on the ID tells it."""
 
-    id: ShardId = Field(default=None, sa_column=primary_key_column("id"))
+    id: ShardId = Field(default=None, sa_column=primary_key("id"))
     email: str = Field(max_length=255, unique=True)
     is_active: bool = True
     is_superuser: bool = False
@@ -57,7 +57,7 @@ class User(SQLModel, table=True):
 class Item(SQLModel, table=True):
     """Something that a user has, in the user's shard."""
 
-    id: ShardId = Field(default=None, sa_column=primary_key_column("id"))
+    id: ShardId = Field(default=None, sa_column=primary_key("id"))
     owner_id: ShardId = Field(sa_type=BigInteger, foreign_key="user.id", ondelete="CASCADE", index=True)
     title: str = Field(max_length=255)
     description: str | None = Field(default=None, max_length=255)

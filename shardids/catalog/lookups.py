@@ -102,9 +102,15 @@ def find_in(schemas: Collection[str], claims: str, type_: str) -> str:
 
     Parameters: the values of each schema in turn.
     """
-    one = sql.SQL("select value, shard, stamp from {} where value = any (%s::{}[])")
+    return " union all ".join(_find(schema, claims, type_) for schema in schemas)
+
+
+@lru_cache(10_000)
+def _find(schema: str, claims: str, type_: str) -> str:
     return _text(
-        sql.SQL(" union all ").join(one.format(_named(schema, claims), sql.SQL(type_)) for schema in schemas)
+        sql.SQL("select value, shard, stamp from {} where value = any (%s::{}[])").format(
+            _named(schema, claims), sql.SQL(type_)
+        )
     )
 
 

@@ -19,7 +19,7 @@ from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key, shard_of_digest
 from shardids.client.breaker import Breakers
-from shardids.client.engines import NodeEngines
+from shardids.client.engines import NodeEngines, substitute
 from shardids.client.lookups import Claims, shard_of_criterion
 from shardids.client.metering import SessionKinds
 from shardids.client.old_ids import KnownOldIds, MovedIds, how_ids_tell
@@ -106,7 +106,7 @@ class Cluster:
             on_clash=kinds.on_clash,
         )
         self._references = ReferenceWriter(catalog, self._followed, self._engines.of, description.cluster)
-        self.decisions = Decisions(description.cluster)
+        self.decisions = Decisions(description.cluster, lambda: substitute() is None)
         self._query_node: QueryNode | None = None
 
     @classmethod

@@ -10,7 +10,8 @@ from contextlib import ExitStack, closing, suppress
 from functools import wraps
 from inspect import getmembers, isfunction, signature
 from threading import Lock
-from typing import Any
+from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import psycopg
 from sqlalchemy import Engine
@@ -27,6 +28,40 @@ from shardids.errors import ShardidsError
 from shardids.pg.connections import CONNECT_TIMEOUT_S, in_child, open_engine
 from shardids.pg.queries import quoted
 from shardids.pg.urls import parse_url, with_login_of
+
+
+class Substitute(Protocol):
+    """A source of connections to nodes in place of their servers, in tests of applications."""
+
+    def take(self, engine: Engine) -> object:
+        """Give the connections of an engine of a node from now on."""
+
+    def pool(self, arguments: dict[str, Any], configure: Callable[[Any], object]) -> Any:
+        """Return a pool with the methods of psycopg's; it connects with ``arguments``."""
+
+
+class _Substituted:
+    """The substitute of this process, if there is one, and all engines that it is for."""
+
+    def __init__(self) -> None:
+        self.by: Substitute | None = None
+        self.engines: WeakSet[NodeEngines] = WeakSet()
+
+
+_substituted: Final = _Substituted()
+
+
+def substitute_all(by: Substitute | None) -> None:
+    """Let a substitute give the connections to nodes, of engines that are made and those to come."""
+    _substituted.by = by
+    if by is not None:
+        for engine in [engine for engines in list(_substituted.engines) for engine in engines.made()]:
+            by.take(engine)
+
+
+def substitute() -> Substitute | None:
+    """Return the substitute of :func:`substitute_all`."""
+    return _substituted.by
 
 
 class NodeEngines:
@@ -52,6 +87,7 @@ class NodeEngines:
         self._schema_of = schema_of
         self._of_nodes: dict[Node, Engine] = {}
         self._of_shards: dict[int, tuple[Node, Engine]] = {}
+        _substituted.engines.add(self)
         self._new_lock()
         in_child(self, NodeEngines._new_lock)
 
@@ -74,6 +110,8 @@ class NodeEngines:
                 if self._on_made is not None:
                     self._on_made(node, engine)
                 self._of_nodes[node] = engine
+                if _substituted.by is not None:
+                    _substituted.by.take(engine)
             return self._of_nodes[node]
 
     def of_shard(self, shard: int, node: Node) -> Engine:

@@ -17,8 +17,9 @@ from sqlalchemy.util import await_only
 from shardids.catalog.references import AWAIT, MARK, slots_of, writer_of
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import Node
+from shardids.client.engines import substitute
 from shardids.client.placement import FollowedPlacement
-from shardids.errors import ClusterConflict, ConnectionFailed, ReferencesBehind, ShardidsError
+from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, ReferencesBehind, ShardidsError
 
 _LOOK_S: Final = 0.5
 """How long to wait for followers before asking the catalog whether they follow another node now."""
@@ -94,9 +95,15 @@ class ReferenceWriter:
         """Return the node where reference tables are written to.
 
         Raises:
+            BadArgument: a test that is rolled back asks.
             ClusterConflict: the cluster has no reference tables.
             ConnectionFailed: the catalog cannot be reached, and was not asked since nodes or shards changed.
         """
+        if substitute() is not None:
+            raise BadArgument(
+                "reference tables reach the nodes by COMMIT, and this test is rolled back",
+                hint="Write them in a fixture of the whole run, before shard_rollback.",
+            )
         # Its changes count as those of the placement.
         placement = self._followed.current
         if self._writer is None or self._writer_at != placement.version:

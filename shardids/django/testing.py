@@ -7,11 +7,13 @@ from contextlib import ExitStack, contextmanager
 from threading import Event
 from typing import Any, Final
 
+from django.db import connections
+from django.test import TestCase
 from django.test.runner import DiscoverRunner
 from django.test.utils import override_settings
 
 from shardids.catalog.rows import Catalog
-from shardids.django.aliases import alias_for, allow_tests, configuration, forget_cluster
+from shardids.django.aliases import ENGINE, alias_for, allow_tests, configuration, forget_cluster
 from shardids.django.migrating.history import ShardHistory
 from shardids.django.migrating.run import ShardMigrations
 from shardids.errors import BadArgument, StatementFailed
@@ -19,6 +21,7 @@ from shardids.ids.layout import Layout
 from shardids.migrate.runner import Observer, RunSettings, one_run
 from shardids.pg.urls import parse_url
 from shardids.testing.clusters import ClusterWishes, catalog_for_tests
+from shardids.testing.held import held_nodes
 
 __all__ = ["ShardTestRunner", "shards_for_tests"]
 
@@ -51,20 +54,59 @@ def shards_for_tests() -> Iterator[list[str]]:
         catalog=None,
         server=parse_url(asked["SERVER"] or found["CATALOG"]),
     )
-    # A test holds a connection for each shard, in the transaction that is rolled back after it.
-    pool = {**found.get("POOL", {}), "max_size": wishes.shards + 10}
     with ExitStack() as stack:
         url = stack.enter_context(catalog_for_tests(wishes))
         forget_cluster()
-        used = {**found, "CATALOG": url, "POOL": pool}
-        stack.enter_context(override_settings(SHARDIDS=used))
+        stack.enter_context(override_settings(SHARDIDS={**found, "CATALOG": url}))
         allow_tests(url)
         try:
             _migrate(url)
+            stack.enter_context(_held_test_cases())
             yield [alias_for(shard) for shard in range(wishes.shards)]
         finally:
             allow_tests(None)
             forget_cluster()
+
+
+@contextmanager
+def _held_test_cases() -> Iterator[None]:
+    """Let each ``TestCase`` that uses shards roll back what sessions of the cluster commit as well."""
+    # Django has no public way to begin before the transactions of a TestCase, and to end after them.
+    entering: Any = TestCase.__dict__["_enter_atomics"]
+    leaving: Any = TestCase.__dict__["_rollback_atomics"]
+
+    def enter(cls: Any) -> Any:
+        if not _uses_shards(cls):
+            return entering.__func__(cls)
+        held_nodes.enter()
+        try:
+            return entering.__func__(cls)
+        except BaseException:
+            held_nodes.leave()
+            raise
+
+    def leave(cls: Any, atomics: Any) -> None:
+        if not _uses_shards(cls):
+            leaving.__func__(cls, atomics)
+            return
+        held_nodes.end()
+        try:
+            leaving.__func__(cls, atomics)
+        finally:
+            held_nodes.leave()
+
+    with ExitStack() as stack:
+        for name, ours, theirs in (
+            ("_enter_atomics", enter, entering),
+            ("_rollback_atomics", leave, leaving),
+        ):
+            setattr(TestCase, name, classmethod(ours))
+            stack.callback(setattr, TestCase, name, theirs)
+        yield
+
+
+def _uses_shards(cls: Any) -> bool:
+    return any(connections.settings[alias]["ENGINE"] == ENGINE for alias in cls._databases_names())
 
 
 def _size(asked: Mapping[str, Any], key: str) -> int:

@@ -8,13 +8,11 @@ over all shards, ``counters`` numbers for people, ``types`` the type of IDs in S
 from shardids.models.columns import (
     next_id,
     primary_key,
-    primary_key_column,
     reference_table,
     sharding_key,
-    sharding_key_column,
 )
 from shardids.models.counters import RowNumber, counter
-from shardids.models.lookups import lookup_key, lookup_key_column
+from shardids.models.lookups import lookup_key
 from shardids.models.pages import Page, PageQuery
 from shardids.models.types import ShardId
 
@@ -25,11 +23,8 @@ __all__ = [
     "ShardId",
     "counter",
     "lookup_key",
-    "lookup_key_column",
     "next_id",
     "primary_key",
-    "primary_key_column",
     "reference_table",
     "sharding_key",
-    "sharding_key_column",
 ]

@@ -6,7 +6,7 @@ Why SQLAlchemy inserts such rows in batches: ``docs/decisions/0009-bulk-inserts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from sqlalchemy import BigInteger, Column, Connection, MetaData, Sequence, Table
 from sqlalchemy.ext.compiler import compiles
@@ -14,6 +14,8 @@ from sqlalchemy.orm import MappedColumn, mapped_column
 from sqlalchemy.sql.base import SchemaEventTarget
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.schema import SchemaItem
+from sqlalchemy.types import TypeEngine
 
 from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.errors import BadArgument
@@ -75,51 +77,61 @@ class _RisingKey(Sequence):
             parent._insert_sentinel = True
 
 
-def primary_key(**options: Any) -> MappedColumn[int]:
-    """Return the primary key column of a sharded model::
+Part = SchemaItem | TypeEngine[Any] | type[TypeEngine[Any]]
+"""An argument of a column after its name: its type, a foreign key, a default …"""
+
+
+@overload
+def primary_key(**options: Any) -> MappedColumn[int]: ...
+@overload
+def primary_key(name: str, /, **options: Any) -> Column[int]: ...
+
+
+def primary_key(*arguments: Any, **options: Any) -> Any:
+    """Return the primary key column of a sharded model, or with its name that of a table or of SQLModel::
 
         class User(Base):
             __tablename__ = "users"
             id: Mapped[int] = shardids.primary_key()
 
+        users = Table("users", metadata, primary_key("id"))
+
+        class User(SQLModel, table=True):
+            id: ShardId = Field(default=None, sa_column=primary_key("id"))
+
     A ``bigint`` whose server default is the shard's ``next_id()``, in ``create_all`` and in migrations.
     Objects that are flushed together are inserted in batches, as with ``Identity()``.
-    ``options`` go to :func:`sqlalchemy.orm.mapped_column`. Foreign keys to it are ``bigint`` as well:
-    ``mapped_column(BigInteger, ForeignKey("users.id"))``; plain ``ForeignKey`` takes the type over.
+    ``options`` go to :func:`sqlalchemy.orm.mapped_column`, or :class:`sqlalchemy.Column`. Foreign keys to it
+    are ``bigint`` as well: ``mapped_column(BigInteger, ForeignKey("users.id"))``; plain ``ForeignKey`` takes
+    the type over.
     """
-    return mapped_column(
-        BigInteger,
-        _RisingKey(),
-        primary_key=True,
-        autoincrement=False,
-        server_default=next_id(),
-        **options,
+    return column_of(
+        (*arguments, BigInteger, _RisingKey()),
+        dict(primary_key=True, autoincrement=False, server_default=next_id(), **options),
     )
 
 
-def primary_key_column(name: str, **options: Any) -> Column[int]:
-    """Return :func:`primary_key` for a Core table: ``Table("users", metadata, primary_key_column("id"))``.
-
-    ``options`` go to :class:`sqlalchemy.Column`.
-    """
-    return Column(
-        name,
-        BigInteger,
-        _RisingKey(),
-        primary_key=True,
-        autoincrement=False,
-        server_default=next_id(),
-        **options,
-    )
+@overload
+def sharding_key(
+    *arguments: Part, region: RegionOfKey | None = None, **options: Any
+) -> MappedColumn[Any]: ...
+@overload
+def sharding_key(
+    name: str, /, *arguments: Part, region: RegionOfKey | None = None, **options: Any
+) -> Column[Any]: ...
 
 
-def sharding_key(*arguments: Any, region: RegionOfKey | None = None, **options: Any) -> MappedColumn[Any]:
-    """Return the column that a model's rows are sharded by, at most one in a model::
+def sharding_key(*arguments: Any, region: RegionOfKey | None = None, **options: Any) -> Any:
+    """Return the column that rows are sharded by, at most one in a model; with its name, one of a table::
 
         class User(Base):
             __tablename__ = "users"
             id: Mapped[int] = shardids.primary_key()
             name: Mapped[str] = shardids.sharding_key(unique=True)
+
+        class User(SQLModel, table=True):
+            id: ShardId = Field(default=None, sa_column=primary_key("id"))
+            name: str = Field(sa_column=sharding_key("name", String, unique=True, nullable=False))
 
     A user lives in the shard ``cluster.shard_for(user.name)``. The value is an ``int``, ``str``, ``bytes`` or
     ``uuid.UUID``, and never changes. A model without a sharding key, but with a foreign key to one that has
@@ -129,21 +141,29 @@ def sharding_key(*arguments: Any, region: RegionOfKey | None = None, **options: 
     then lives in the shard ``cluster.shard_for(user.name, region=region(user.name))``. It is called with the
     value as the database has it, for each row and criterion, and never gives another answer for the same key.
 
-    ``arguments`` and ``options`` go to :func:`sqlalchemy.orm.mapped_column`.
+    ``arguments`` and ``options`` go to :func:`sqlalchemy.orm.mapped_column`, or :class:`sqlalchemy.Column`.
+
+    Raises:
+        BadArgument: a name, and no type.
     """
-    return mapped_column(*arguments, info=_info_of_key(options, region), **options)
+    return column_of(arguments, {**options, "info": _info_of_key(options, region)})
 
 
-def sharding_key_column(*arguments: Any, region: RegionOfKey | None = None, **options: Any) -> Column[Any]:
-    """Return :func:`sharding_key` for a Core table, or for SQLModel::
+def column_of(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return a column of a model; where the first argument is its name, one of a table.
 
-        class User(SQLModel, table=True):
-            id: int | None = Field(default=None, sa_column=primary_key_column("id"))
-            name: str = Field(sa_column=sharding_key_column("name", String, unique=True))
-
-    ``arguments`` and ``options`` go to :class:`sqlalchemy.Column`.
+    Raises:
+        BadArgument: a name, and nothing that gives the column a type.
     """
-    return Column(*arguments, info=_info_of_key(options, region), **options)
+    if not arguments or not isinstance(arguments[0], str):
+        return mapped_column(*arguments, **options)
+    if len(arguments) == 1 and "type_" not in options:
+        raise BadArgument(
+            f'column "{arguments[0]}" has no type',
+            hint=f'Write ("{arguments[0]}", String) for a table or SQLModel. In a model whose attribute has'
+            f' another name than the column: (name="{arguments[0]}").',
+        )
+    return Column(*arguments, **options)
 
 
 def _info_of_key(options: dict[str, Any], region: RegionOfKey | None) -> dict[Any, Any]:

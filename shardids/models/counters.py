@@ -19,7 +19,7 @@ from shardids.models.columns import SHARDING_KEY
 class RowNumber(FetchedValue):
     """The server default of a column of numbers: what :func:`counter` gives its column, for Core tables::
 
-        Table("orders", metadata, primary_key_column("id"), Column("customer", Text, nullable=False),
+        Table("orders", metadata, primary_key("id"), Column("customer", Text, nullable=False),
               Column("number", Text, RowNumber("order", tenant="customer", per="day"), nullable=False))
 
     ``create_all`` and ``op.create_table`` define the kind in the shard and create the trigger with the table.

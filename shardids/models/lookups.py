@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, overload
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Column, Enum, Table, event
-from sqlalchemy.orm import MappedColumn, Mapper, mapped_column
+from sqlalchemy.orm import MappedColumn, Mapper
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from shardids.errors import BadArgument
-from shardids.models.columns import SHARDING_KEY
+from shardids.models.columns import SHARDING_KEY, Part, column_of
 from shardids.models.types import DIALECT, innermost, kind_of, variant
 
 LOOKUP_KEY = "shardids.lookup_key"
@@ -45,7 +45,13 @@ class Lookup:
         return f"{self.table}.{self.column}"
 
 
-def lookup_key(*arguments: Any, unique: bool = True, **options: Any) -> MappedColumn[Any]:
+@overload
+def lookup_key(*arguments: Part, unique: bool = True, **options: Any) -> MappedColumn[Any]: ...
+@overload
+def lookup_key(name: str, /, *arguments: Part, unique: bool = True, **options: Any) -> Column[Any]: ...
+
+
+def lookup_key(*arguments: Any, unique: bool = True, **options: Any) -> Any:
     """Return a column whose values are unique over all shards, and find the shard of their row::
 
         class User(Base):
@@ -53,26 +59,23 @@ def lookup_key(*arguments: Any, unique: bool = True, **options: Any) -> MappedCo
             id: Mapped[int] = shardids.primary_key()
             email: Mapped[str] = shardids.lookup_key(unique=True)
 
+        class User(SQLModel, table=True):
+            id: ShardId = Field(default=None, sa_column=primary_key("id"))
+            email: str = Field(sa_column=lookup_key("email", String))
+
     ``shardids lookup create users.email`` makes the place where sessions claim its values, before they commit
     the rows. ``session(lookup=User.email == "…")`` and ``select(User).where(User.email == "…")`` go to the
-    one shard that has the row. The column is never NULL. Its type is an integer, text of a deterministic
-    collation, bytes, a UUID or a date. ``arguments`` and ``options`` go to
-    :func:`sqlalchemy.orm.mapped_column`.
+    one shard that has the row. The column is never NULL: with its name, for tables and SQLModel, it is
+    ``NOT NULL``. Its type is an integer, text of a deterministic collation, bytes, a UUID or a date.
+    ``arguments`` and ``options`` go to :func:`sqlalchemy.orm.mapped_column`, or :class:`sqlalchemy.Column`.
 
     Raises:
-        BadArgument: when the model is defined: another type, a column that can be NULL or that the server
-            fills, a primary or sharding key.
+        BadArgument: a name, and no type; when the model is defined: another type, a column that can be NULL
+            or that the server fills, a primary or sharding key.
     """
-    return mapped_column(*arguments, unique=_required(unique), info=_marked(options), **options)
-
-
-def lookup_key_column(*arguments: Any, unique: bool = True, **options: Any) -> Column[Any]:
-    """Return :func:`lookup_key` for a Core table, or for SQLModel; it is ``NOT NULL``.
-
-    ``arguments`` and ``options`` go to :class:`sqlalchemy.Column`. Raises as :func:`lookup_key` does.
-    """
-    options.setdefault("nullable", False)
-    return Column(*arguments, unique=_required(unique), info=_marked(options), **options)
+    if arguments and isinstance(arguments[0], str):
+        options.setdefault("nullable", False)
+    return column_of(arguments, {**options, "unique": _required(unique), "info": _marked(options)})
 
 
 def lookups_of(table: Any) -> tuple[Lookup, ...]:

@@ -230,13 +230,12 @@ def open_engine(
         # SQLAlchemy would look the type hstore up by a query that others' operators can answer.
         options["use_native_hstore"] = False
     engine = create(url, connect_args=connect_args, **options)
-    connect: Any = connect_watched if administrative or is_watched else None
-    if guard is not None:
-        # Not by do_connect, whose first listener keeps an application's own from being called.
-        dialect: Any = engine.dialect
-        connect = dialect.connect = _guarded(connect or dialect.connect, guard)
+    # Not by do_connect, whose first listener keeps others from being called: an application's, or a test's.
+    dialect: Any = engine.dialect
     if administrative or is_watched:
-        event.listen(engine, "do_connect", lambda _dialect, _record, cargs, args: connect(*cargs, **args))
+        dialect.connect = connect_watched
+    if guard is not None:
+        dialect.connect = _guarded(dialect.connect, guard)
     on_connect(engine, _find_out_who_serves)
     if administrative:
         _pin_settings(engine)

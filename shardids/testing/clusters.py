@@ -1,26 +1,27 @@
-"""The cluster of a test run, on a named server or an embedded one, and a session that never commits."""
+"""The cluster of a test run, on a named server or an embedded one, and sessions of its tests."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import Connection, Engine, MetaData
+from sqlalchemy import MetaData
 from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
-from shardids.catalog.lookups import Value
 from shardids.catalog.rows import Catalog
-from shardids.catalog.topology import Node
+from shardids.client.async_cluster import AsyncCluster
 from shardids.client.cluster import Cluster
-from shardids.client.lookups import Claims, OwnRows
-from shardids.client.routing.sessions import RoutedSession, session_class
 from shardids.errors import BadArgument
 from shardids.ids.layout import Layout
 from shardids.migrate.install import provision
@@ -31,6 +32,9 @@ from shardids.pg.embedded import temporary_server
 from shardids.pg.urls import parse_url, shown_url
 from shardids.tables import lookups, references, views
 from shardids.testing.devcluster import MOST_NODES
+from shardids.testing.held import held_nodes
+
+T = TypeVar("T")
 
 _NO_WORKER: Final = "main"
 
@@ -100,6 +104,7 @@ def catalog_for_tests(wishes: ClusterWishes) -> Iterator[str]:
             nodes = {name: stack.enter_context(_database(server, name)) for name in names}
             url = nodes["a"]
             _provision(wishes, nodes)
+        stack.enter_context(held_nodes.kept())
         yield _with_password(url)
 
 
@@ -169,84 +174,43 @@ def _with_password(url: URL) -> str:
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-class _HeldNodes:
-    """A cluster as a session sees it, except its engines: one connection per node, in its transaction."""
+@contextmanager
+def rolled_back_session(cluster: Cluster, options: Mapping[str, Any]) -> Iterator[Session]:
+    """Yield a session over all shards, within :meth:`~shardids.testing.held.HeldNodes.rolled_back`.
 
-    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
-        self._cluster = cluster
-        self._stack = stack
-        self._held: dict[Node, Connection] = {}
-        self._query_node: Node | None = None
-        self.claims = Claims(
-            cluster._followed,
-            self._for_claims,
-            shard_count=cluster.shard_count,
-            schema_of=cluster.schema_of,
-            rows=_HeldRows(self._for_claims, cluster.schema_of),
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
-
-    def query_node(self) -> Node | None:
-        """Return the query node, if there is one: sessions read from it, over separate connections."""
-        found = self._cluster.query_node()
-        self._query_node = None if found is None else replace(found)
-        return self._query_node
-
-    def engine(self, node: Node) -> Connection | Engine:
-        """Return the node's connection, which SQLAlchemy takes for an engine."""
-        if node is self._query_node:
-            return self._cluster.engine(node)
-        if node not in self._held:
-            connection = self._cluster.engine(node).connect()
-            # Closing it rolls back.
-            self._stack.callback(connection.close)
-            connection.begin()
-            self._held[node] = connection
-        return self._held[node]
-
-    def _for_claims(self, node: Node) -> Any:
-        return _InSavepoints(self.engine(node))
-
-
-class _InSavepoints:
-    """An engine as claims use it; a connection is a savepoint of the test's transaction."""
-
-    def __init__(self, held: Any) -> None:
-        self._held = held
-
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        with self._held.begin_nested():
-            yield self._held
-
-
-class _HeldRows(OwnRows):
-    """Rows as the test's transaction sees them: nobody else writes, so nobody is waited for."""
-
-    def with_values(self, *where: Any, lock_ms: int | None = None) -> Sequence[Value]:
-        """Read them: see :class:`shardids.client.lookups.Rows`."""
-        return super().with_values(*where)
+    ``options`` are those of :meth:`shardids.Cluster.sharded_session`.
+    """
+    session = cluster.sharded_session(**options)
+    try:
+        yield session
+    finally:
+        held_nodes.end()
+        session.close()
 
 
 @contextmanager
-def rolled_back(cluster: Cluster, options: Mapping[str, Any]) -> Iterator[RoutedSession]:
-    """Yield a session whose work on every node is rolled back at the end, commits included.
+def async_cluster(catalog_url: str) -> Iterator[AsyncCluster]:
+    """Yield a cluster for asyncio that belongs to no event loop, for tests that are rolled back."""
+    cluster = _awaited(AsyncCluster.connect(catalog_url, listen=False))
+    try:
+        yield cluster
+    finally:
+        _awaited(cluster.close())
 
-    Its transactions are savepoints. ``options`` are those of :meth:`shardids.Cluster.sharded_session`.
 
-    Raises:
-        BadArgument: ``twophase``, which needs a real COMMIT.
-    """
-    if options.get("twophase"):
-        raise BadArgument(
-            "a session that is rolled back can't have twophase=True, which needs a real COMMIT",
-            hint="Open one with cluster.sharded_session(), and delete its rows.",
-        )
-    made: Any = session_class(RoutedSession, options.get("class_"))
-    given = {name: value for name, value in options.items() if name != "class_"}
-    with ExitStack() as stack:
-        held: Any = _HeldNodes(cluster, stack)
-        with made(held, **given, join_transaction_mode="create_savepoint") as session:
-            yield session
+@contextmanager
+def async_rolled_back_session(cluster: AsyncCluster, options: Mapping[str, Any]) -> Iterator[AsyncSession]:
+    """Yield an ``AsyncSession`` as :func:`rolled_back_session` does; ``class_`` is its ``Session``."""
+    given = {"sync_session_class" if name == "class_" else name: one for name, one in options.items()}
+    session: AsyncSession = cluster.sharded_session(**given)
+    try:
+        yield session
+    finally:
+        held_nodes.end()
+        _awaited(session.close())
+
+
+def _awaited(work: Coroutine[Any, Any, T]) -> T:
+    """Await something outside the test's event loop, which may not run, and may be another for each test."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()

@@ -1,4 +1,4 @@
-"""The pytest plugin: a cluster for the tests, and a session whose work is rolled back after each of them.
+"""The pytest plugin: a cluster for the tests, and the rollback of all that a test did in its shards.
 
 pytest loads this module wherever shardids is installed, so it imports modules only when a fixture is used.
 """
@@ -13,9 +13,11 @@ import pytest
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
 
+    from shardids.client.async_cluster import AsyncCluster
     from shardids.client.cluster import Cluster
-    from shardids.client.routing.sessions import RoutedSession
 
 _SETTINGS = (
     ("layout", "Layout of the tests' cluster.", "default"),
@@ -53,7 +55,10 @@ def shard_metadata() -> MetaData | None:
 
 @pytest.fixture(scope="session")
 def shard_session_options() -> dict[str, Any]:
-    """The options of ``shard_session``, such as ``class_``; override it. By default there are none."""
+    """The options of ``shard_session`` and ``shard_async_session``, such as ``class_``; override it.
+
+    By default there are none.
+    """
     return {}
 
 
@@ -79,7 +84,7 @@ def shard_cluster(
     """A cluster that has all of ``shard_metadata``, for the whole run.
 
     Its tables are in every shard, with their look-ups and counters, and its reference tables on every node.
-    Only what ``shard_session`` does is rolled back.
+    The work of a test is rolled back only with ``shard_rollback``.
     """
     from shardids.client.cluster import Cluster
     from shardids.testing.clusters import tables_of
@@ -93,11 +98,54 @@ def shard_cluster(
 
 
 @pytest.fixture
-def shard_session(shard_cluster: Cluster, shard_session_options: dict[str, Any]) -> Iterator[RoutedSession]:
-    """A session over all shards; after the test all its work is rolled back, commits included."""
-    from shardids.testing.clusters import rolled_back
+def shard_rollback() -> Iterator[None]:
+    """Undo, after the test, all its work in shards, committed or not.
 
-    with rolled_back(shard_cluster, shard_session_options) as session:
+    That is every cluster of the process, those that the application opens itself too, sync or async, with
+    all their sessions, connections and copies; and Django's ORM.
+    """
+    from shardids.testing.held import held_nodes
+
+    with held_nodes.rolled_back():
+        yield
+
+
+@pytest.fixture
+def shard_session(
+    shard_cluster: Cluster, shard_session_options: dict[str, Any], shard_rollback: None
+) -> Iterator[Session]:
+    """A session over all shards. After the test all work in shards is rolled back: see ``shard_rollback``."""
+    from shardids.testing.clusters import rolled_back_session
+
+    with rolled_back_session(shard_cluster, shard_session_options) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def _shard_async_cluster(shard_cluster: Cluster, shard_catalog_url: str) -> Iterator[AsyncCluster]:
+    from shardids.testing.clusters import async_cluster
+
+    with async_cluster(shard_catalog_url) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def shard_async_cluster(_shard_async_cluster: AsyncCluster, shard_rollback: None) -> AsyncCluster:
+    """The cluster for asyncio, in any event loop: of anyio, of pytest-asyncio or of the test's own.
+
+    Its work is rolled back: see ``shard_rollback``.
+    """
+    return _shard_async_cluster
+
+
+@pytest.fixture
+def shard_async_session(
+    shard_async_cluster: AsyncCluster, shard_session_options: dict[str, Any]
+) -> Iterator[AsyncSession]:
+    """An ``AsyncSession`` over all shards; all work is rolled back: see ``shard_rollback``."""
+    from shardids.testing.clusters import async_rolled_back_session
+
+    with async_rolled_back_session(shard_async_cluster, shard_session_options) as session:
         yield session
 
 

@@ -63,8 +63,9 @@ begin
   execute format(
     'create table %1$I.shardids_counter ('
     'tenant text collate "C", kind text collate "C", period date, lane integer, next_number bigint not null, '
-    'is_whole boolean not null default false, '
+    'is_whole boolean not null default false, era bigint not null default 0, '
     'constraint shardids_counter_pkey primary key (tenant, kind, period, lane)) with (fillfactor = 50)', schema);
+  execute format('create index shardids_counter_era on %I.shardids_counter (tenant, kind, period, era)', schema);
   execute format(
     'create table %1$I.shardids_counter_change ('
     'tenant text collate "C", kind text collate "C", changed_at timestamptz default clock_timestamp(), '
@@ -75,6 +76,7 @@ begin
   execute format('comment on table %I.shardids_counter_zone is ''The time zones of tenants that have another than that of the kind''', schema);
   execute format('comment on table %I.shardids_counter is ''The next number of each lane of each counter''', schema);
   execute format('comment on column %I.shardids_counter.is_whole is ''Whether all lanes of the counter are begun; of a few it may not be known yet''', schema);
+  execute format('comment on column %I.shardids_counter.era is ''Rises every eighth number of a lane: draws read rows of the last two, whatever versions of older ones are kept''', schema);
   execute format('comment on table %I.shardids_counter_change is ''Who has set a counter by hand, and why''', schema);
   execute replace(replace($create$
 -- Where a lane has to be begun or waited for, or the transaction may hold some already.
@@ -83,11 +85,16 @@ language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp 
 declare
   begun integer;
   own integer;
+  newest bigint;
   drawn_lane integer;
+  held record;
   number bigint;
 begin
-  select count(*), count(*) filter (where c.xmin = pg_current_xact_id()::xid) into begun, own
+  select max(c.era) into newest
   from {schema}.shardids_counter c where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period;
+  select count(*), count(*) filter (where c.xmin = pg_current_xact_id()::xid) into begun, own
+  from {schema}.shardids_counter c
+  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.era >= newest - 1;
   -- A transaction that draws many numbers leaves half of the lanes to the others; what it drew under savepoints is not counted.
   if begun < lanes and own < lanes / 2 then
     for drawn_lane in
@@ -98,8 +105,8 @@ begin
     loop
       -- An INSERT would wait for another's of the same lane, until that commits.
       if pg_try_advisory_xact_lock(1936220540, hashtext(format('%s %s %s %L %L', {literal}, of_period, drawn_lane, of_kind, of_tenant))) then
-        insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
-        values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
+        insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number, era)
+        values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes, coalesce(newest, 0))
         on conflict do nothing returning c.lane into number;
         if number is not null then
           return number;
@@ -107,21 +114,25 @@ begin
       end if;
     end loop;
   end if;
-  -- By the key: the row may be locked in a version that the snapshot of the statement has not, as after a concurrent draw.
-  update {schema}.shardids_counter c
-  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = (
-    select f.lane from {schema}.shardids_counter f
-    where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
-      and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
-    order by f.next_number limit 1 for update skip locked)
-  returning c.next_number - next_lane_number.lanes into number;
+  -- Two statements: the row may be locked in a version that the snapshot of the first has not, as after a concurrent draw.
+  select f.ctid, f.next_number into held from {schema}.shardids_counter f
+  where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period and f.era >= newest - 1
+    and (own < lanes / 2 or f.xmin = pg_current_xact_id()::xid)
+  order by f.next_number limit 1 for update skip locked;
+  if held.ctid is not null then
+    number := held.next_number;
+    update {schema}.shardids_counter c
+    set next_number = number + next_lane_number.lanes, is_whole = c.is_whole or begun = next_lane_number.lanes,
+        era = greatest(c.era, (number + next_lane_number.lanes) / (8 * next_lane_number.lanes))
+    where c.ctid = held.ctid;
+  end if;
   if number is null then
     -- Others hold all lanes: it waits for one of them.
     drawn_lane := 1 + pg_backend_pid() % lanes;
-    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
-    values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
-    on conflict (tenant, kind, period, lane) do update set next_number = c.next_number + next_lane_number.lanes
+    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number, era)
+    values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes, coalesce(newest, 0))
+    on conflict (tenant, kind, period, lane) do update
+    set next_number = c.next_number + next_lane_number.lanes, era = greatest(c.era, newest)
     returning c.next_number - next_lane_number.lanes into number;
   end if;
   return number;
@@ -135,6 +146,7 @@ declare
   of_tenant constant text := tenant;
   of_kind constant text := kind;
   now_in date;
+  held record;
   number bigint;
 begin
   select k.*, shardids.period_of(k.per, moment at time zone coalesce(z.zone, k.zone)) as period into this
@@ -156,15 +168,29 @@ begin
   else
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
-      update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = (
-        select f.lane from {schema}.shardids_counter f
-        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
-        order by f.next_number limit 1 for update skip locked) and c.is_whole
-      returning c.next_number - this.lanes into number;
+      select f.ctid, f.next_number, f.is_whole into held from {schema}.shardids_counter f
+      where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        and f.era >= (select max(e.era) - 1 from {schema}.shardids_counter e
+                      where e.tenant = of_tenant and e.kind = of_kind and e.period = now_in)
+      order by f.next_number limit 1 for update skip locked;
+      if held.is_whole then
+        number := held.next_number;
+        update {schema}.shardids_counter c
+        set next_number = number + this.lanes, era = greatest(c.era, (number + this.lanes) / (8 * this.lanes))
+        where c.ctid = held.ctid;
+      end if;
     end if;
     if number is null then
       number := {schema}.next_lane_number(of_tenant, of_kind, now_in, this.lanes);
+    end if;
+    -- A lane that was held while others drew hundreds of numbers is out of their sight: one draw of some thousand brings it back.
+    if (number + this.lanes) / this.lanes % 128 = 0 and (number + this.lanes) / this.lanes / 128 % this.lanes = number % this.lanes then
+      update {schema}.shardids_counter c set era = (number + this.lanes) / (8 * this.lanes)
+      where c.ctid = any (array(
+        select f.ctid from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+          and f.era < (number + this.lanes) / (8 * this.lanes) - 1
+        for update skip locked));
     end if;
   end if;
   -- The first of a row: the period is new, or it was pruned, and would begin again.
@@ -446,7 +472,7 @@ begin
       'If none of them is in use any more, say so: again => true, or shardids counter set --again.');
   end if;
   execute format(
-    'update %I.shardids_counter c set is_whole = true, next_number = $5 + ((c.lane - $5) %% $4 + $4) %% $4 '
+    'update %I.shardids_counter c set is_whole = true, era = $5 / (8 * $4), next_number = $5 + ((c.lane - $5) %% $4 + $4) %% $4 '
     'where (c.tenant, c.kind, c.period) = ($1, $2, $3)', schema) using tenant, kind, set_period, lanes::bigint, next_number;
   execute format(
     'insert into %I.shardids_counter_change (tenant, kind, period, highest_before, next_number, reason) '

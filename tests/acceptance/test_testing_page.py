@@ -19,4 +19,4 @@ def test_the_files_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
             (tmp_path / name).write_text(fence.content, "utf-8")
     ran = run_pytest(tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "4 passed" in ran.stdout
+    assert "7 passed" in ran.stdout

@@ -15,8 +15,8 @@ MODELS = """
 import sqlalchemy as sa, shardids
 good, bad = sa.MetaData(), sa.MetaData()
 for metadata, kind in (good, sa.BigInteger), (bad, sa.Integer):
-    sa.Table("users", metadata, shardids.primary_key_column("id"))
-    sa.Table("photos", metadata, shardids.primary_key_column("id"),
+    sa.Table("users", metadata, shardids.primary_key("id"))
+    sa.Table("photos", metadata, shardids.primary_key("id"),
              sa.Column("user_id", kind, sa.ForeignKey("users.id")))
 none = sa.MetaData()
 """

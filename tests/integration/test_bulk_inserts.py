@@ -35,7 +35,7 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.schema import CreateTable
 
-from shardids import Cluster, primary_key, primary_key_column
+from shardids import Cluster, primary_key
 from shardids.errors import ShardFenced
 from tests.conftest import BlankDatabases, found_cluster
 
@@ -170,7 +170,7 @@ class Letter(Base):
     person: Mapped[Person] = relationship(back_populates="letters")
 
 
-EVENTS = Table("events", Base.metadata, primary_key_column("id"), Column("word", Text, unique=True))
+EVENTS = Table("events", Base.metadata, primary_key("id"), Column("word", Text, unique=True))
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator, UserDefinedType
 
-from shardids import AsyncCluster, Cluster, primary_key, primary_key_column, sharding_key
+from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.client.copying import Copied
 from shardids.client.copying.sources import CHUNK
 from shardids.errors import BadArgument, ConnectionFailed, CopyFailed, ShardFenced
@@ -60,7 +60,7 @@ class Sensor(Base):
     __tablename__ = "sensors"
 
     id: Mapped[int] = primary_key()
-    name: Mapped[str] = sharding_key("called")
+    name: Mapped[str] = sharding_key(name="called")
 
 
 class Reading(Base):
@@ -76,7 +76,7 @@ class Reading(Base):
 loose = Table(
     "loose",
     MetaData(),
-    primary_key_column("id"),
+    primary_key("id"),
     Column("owner", Text),
     Column("number", Integer, unique=True),
 )
@@ -237,7 +237,7 @@ VALUES: list[dict[str, Any]] = [
 def test_values_are_stored_as_an_insert_stores_them(cluster: Cluster) -> None:
     metadata = MetaData()
     copied, inserted = (
-        Table(name, metadata, primary_key_column("id"), *(Column(c, type_) for c, type_ in TYPES.items()))
+        Table(name, metadata, primary_key("id"), *(Column(c, type_) for c, type_ in TYPES.items()))
         for name in ("copied", "inserted")
     )
     with cluster.at(shard=5).engine.begin() as connection:
@@ -266,12 +266,12 @@ ANN = {"owner": "ann", "number": 1}
 SQL_DEFAULT = Table(
     "loose",
     MetaData(),
-    primary_key_column("id"),
+    primary_key("id"),
     Column("owner", Text),
     Column("number", Integer, default=func.now()),
 )
-WRAPPED = Table("loose", MetaData(), primary_key_column("id"), Column("owner", Wrapped()))
-ELSEWHERE = Table("loose", MetaData(), primary_key_column("id"), Column("owner", Text), schema="other")
+WRAPPED = Table("loose", MetaData(), primary_key("id"), Column("owner", Wrapped()))
+ELSEWHERE = Table("loose", MetaData(), primary_key("id"), Column("owner", Text), schema="other")
 
 
 @pytest.mark.parametrize(

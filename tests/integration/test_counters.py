@@ -335,6 +335,31 @@ def test_nobody_waits_beside_a_transaction_that_stays_open(db: Db, node: str) ->
 # By hand.
 
 
+def test_a_number_that_was_held_for_long_comes_again(db: Db, node: str) -> None:
+    define(db, lanes=2)
+    draw(db), draw(db)
+    many = """
+        do $$ begin
+          for n in 1..600 loop
+            insert into drawn select shard_0005.next_number('ACME', 'order', '2026-11-22 12:00Z');
+            commit;
+          end loop;
+        end $$"""
+    with connect(node) as other:
+        other.execute("begin")
+        held = draw(other)
+        db.execute("create temp table drawn (number text)")
+        db.execute(many)
+        other.execute("rollback")
+    assert db.execute("select from drawn where number = %s", [held]).rowcount == 0
+    db.execute(many)
+    assert db.execute("select from drawn where number = %s", [held]).rowcount == 1
+    numbers = sorted(number_of(number) for (number,) in db.execute("select number from drawn"))
+    assert len(set(numbers)) == 1200
+    # It was the lowest from then on, until it had caught up.
+    assert max(numbers) - 1202 <= 700
+
+
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_counter_is_set_skipped_and_reset_by_hand(db: Db, lanes: int) -> None:
     define(db, per="never", lanes=lanes)

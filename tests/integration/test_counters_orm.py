@@ -13,7 +13,7 @@ from sqlalchemy import Column, MetaData, Table, Text, event, insert, select
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from shardids import Cluster, ShardId, counter, primary_key, primary_key_column, sharding_key
+from shardids import Cluster, ShardId, counter, primary_key, sharding_key
 from shardids.errors import BadArgument, NumbersExhausted
 from shardids.migrate.models import compare_defaults, comparison
 from shardids.models import RowNumber
@@ -59,7 +59,7 @@ class Note(Base):
 CORE = Table(
     "tickets",
     Base.metadata,
-    primary_key_column("id"),
+    primary_key("id"),
     Column("shop", Text, nullable=False),
     Column("number", Text, RowNumber("ticket", tenant="shop", per="never"), nullable=False),
 )
@@ -161,9 +161,7 @@ def test_tables_that_share_a_kind_define_it_alike() -> None:
 
     def table(name: str, **given: Any) -> Table:
         number = RowNumber("order", tenant="shop", **{"per": "day", **given})
-        return Table(
-            name, metadata, primary_key_column("id"), Column("shop", Text), Column("n", Text, number)
-        )
+        return Table(name, metadata, primary_key("id"), Column("shop", Text), Column("n", Text, number))
 
     table("a")
     table("b")

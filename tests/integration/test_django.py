@@ -144,7 +144,7 @@ def test_the_tables_are_those_that_migrate_makes(
 def test_manage_py_test(cluster_url: URL, admin: psycopg.Connection) -> None:
     done = manage(cluster_url, "test", SUITE)
     assert done.returncode == 0, done.stderr
-    assert "Ran 13 tests" in done.stderr
+    assert "Ran 15 tests" in done.stderr
     left = admin.execute(
         "select datname from pg_database where datname ~ '^(shardids_tests|test)_'"
     ).fetchall()

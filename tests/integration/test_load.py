@@ -23,7 +23,7 @@ import pytest
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, Text, text
 from sqlalchemy.engine import URL
 
-from shardids import Cluster, primary_key_column
+from shardids import Cluster, primary_key
 from shardids.cli import app
 from shardids.client.copying.lanes import of_driver
 from shardids.errors import ClusterConflict
@@ -34,16 +34,16 @@ from tests.support.clusters import catalog_at, environment
 from tests.support.waiting import wait_for
 
 metadata = MetaData()
-owners = Table("owners", metadata, primary_key_column("id"), Column("name", Text))
+owners = Table("owners", metadata, primary_key("id"), Column("name", Text))
 things = Table(
     "things",
     metadata,
-    primary_key_column("id"),
+    primary_key("id"),
     Column("owner", Text),
     Column("number", Integer, unique=True),
     Column("note", Text, server_default="none"),
 )
-parts = Table("parts", metadata, primary_key_column("id"), Column("owner_id", ForeignKey("owners.id")))
+parts = Table("parts", metadata, primary_key("id"), Column("owner_id", ForeignKey("owners.id")))
 KEY = ("--table", "things", "--key", "owner")
 
 

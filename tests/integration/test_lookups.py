@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import delete, event, func, insert, select, text, update
+from sqlalchemy import Engine, delete, event, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import Session
@@ -362,6 +362,27 @@ def test_a_row_is_found_by_its_address_in_one_shard(cluster: Cluster, email: str
         session.commit()
     with cluster.session(id=id_) as session:
         assert session.get_one(User, id_).age == 7
+
+
+def test_a_look_up_key_costs_one_statement_more_than_the_sharding_key(cluster: Cluster, email: str) -> None:
+    add(cluster, 1, email)
+    sent: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: object) -> None:
+        sent.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        with cluster.sharded_session() as session:
+            name = session.scalars(select(User).where(User.email == email)).one().name
+        assert len(sent) == 2
+        with cluster.sharded_session() as session:
+            session.scalars(select(User).where(User.name == name)).all()
+        assert len(sent) == 3
+        with cluster.session(lookup=User.email == email):
+            assert len(sent) == 4
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
 
 
 def test_an_unknown_address_and_other_criteria_are_refused(cluster: Cluster) -> None:

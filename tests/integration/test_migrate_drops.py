@@ -26,12 +26,12 @@ run_environment(metadata)
 """
 USERS = """
 sa.Table(
-    "users", metadata, shardids.primary_key_column("id"), sa.Column("name", sa.Text, nullable=False),
+    "users", metadata, shardids.primary_key("id"), sa.Column("name", sa.Text, nullable=False),
     sa.Column("age", sa.Integer),
 )
 """
 PHOTOS = """
-sa.Table("photos", metadata, shardids.primary_key_column("id"), sa.Column("title", sa.Text))
+sa.Table("photos", metadata, shardids.primary_key("id"), sa.Column("title", sa.Text))
 """
 IN_PYTHON = 'if op.get_bind().scalar(sa.text("select true")):\n    op.drop_table("users")'
 HIDDEN = {

@@ -28,8 +28,8 @@ class Mood(enum.Enum):
 sa.Table(
     "users",
     metadata,
-    shardids.primary_key_column("id", comment="tells when and where"),
-    shardids.sharding_key_column("name", sa.String(80), nullable=False, index=True),
+    shardids.primary_key("id", comment="tells when and where"),
+    shardids.sharding_key("name", sa.String(80), nullable=False, index=True),
     sa.Column("age", sa.Integer, server_default="AGE"),
     sa.Column("mood", sa.Enum(Mood, name="mood")),
     sa.Column("rank", postgresql.DOMAIN("rank", sa.Integer, check=sa.text("value > 0"))),
@@ -144,7 +144,7 @@ def test_models_that_are_all_in_a_schema_are_none_of_a_shard(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "models_in_a_schema.py").write_text(
         "import sqlalchemy as sa\nimport shardids\nm = sa.MetaData(schema='app')\n"
-        "sa.Table('users', m, shardids.primary_key_column('id'))\n"
+        "sa.Table('users', m, shardids.primary_key('id'))\n"
     )
     ran = app("init", str(tmp_path / "new"), "--models", "models_in_a_schema:m")
     assert (ran.code, "all have a schema" in ran.err) == (2, True), ran

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from typer.testing import CliRunner
 
-from shardids import AsyncCluster, Cluster, mover, primary_key, primary_key_column, sharding_key
+from shardids import AsyncCluster, Cluster, mover, primary_key, sharding_key
 from shardids.catalog.region_changes import assign_nodes, create_region
 from shardids.catalog.regions import Region
 from shardids.catalog.rows import Catalog, lock_placement, point_node
@@ -313,7 +313,7 @@ def test_a_change_of_regions_leaves_connections_and_transactions_as_they_are(clu
 
 def test_rows_are_copied_and_loaded_into_a_region(run: Run, cluster_url: URL, tmp_path: Path) -> None:
     run("region", "create", "us", "--shards", "6-7")
-    people = Table("people", MetaData(), primary_key_column("id"), Column("name", Text))
+    people = Table("people", MetaData(), primary_key("id"), Column("name", Text))
     names = [f"person {number}" for number in range(50)]
     with Cluster.connect(cluster_url, listen=False) as cluster:
         for shard in range(8):

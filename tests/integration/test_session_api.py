@@ -44,7 +44,7 @@ from sqlalchemy.orm import (
     with_polymorphic,
 )
 
-from shardids import AsyncCluster, Cluster, primary_key, primary_key_column, sharding_key, sharding_key_column
+from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.errors import BadArgument, ShardidsError, WrongShard
 from shardids.pg.connections import open_engine
 from tests.conftest import BlankDatabases, found_cluster
@@ -537,8 +537,8 @@ def test_core_columns_are_sharding_keys() -> None:
     table = Table(
         "people",
         metadata,
-        primary_key_column("id"),
-        sharding_key_column("name", String, unique=True, region=str.lower),
+        primary_key("id"),
+        sharding_key("name", String, unique=True, region=str.lower),
     )
     from shardids.client.routing.models import is_sharding_key
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unittest
 from typing import Any
 
 from django.apps import apps
-from django.db import connections
+from django.db import ProgrammingError, connections
 from django.db.models import ForeignKey
 from django.test.runner import DiscoverRunner
 
@@ -17,23 +18,31 @@ from shardids.errors import BadArgument
 OTHER_KEYS = "its model has another primary key than a ShardIdField, or its IDs are of no shard"
 
 
+OF_SERVER = "the server has no pgcrypto, or no collations of ICU"
+
+
 class Result(unittest.TextTestResult):
     def addError(self, test: Any, err: Any) -> None:
-        if is_refused(err[1]):
-            self.addSkip(test, OTHER_KEYS)
+        if reason := refused(err[1]):
+            self.addSkip(test, reason)
         else:
             super().addError(test, err)
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-        if err is not None and is_refused(err[1]):
-            self.addSkip(subtest, OTHER_KEYS)
+        if err is not None and (reason := refused(err[1])):
+            self.addSkip(subtest, reason)
         else:
             super().addSubTest(test, subtest, err)
 
 
-def is_refused(error: BaseException) -> bool:
+def refused(error: BaseException) -> str | None:
+    """Returns why a test is not for shards, or not for this server."""
     reasons = ("has no table", "does not exist in this cluster")
-    return isinstance(error, BadArgument) and any(reason in error.message for reason in reasons)
+    if isinstance(error, BadArgument) and any(reason in error.message for reason in reasons):
+        return OTHER_KEYS
+    if isinstance(error, ProgrammingError) and re.match(r"function (sha\d+|digest)\(|collation ", str(error)):
+        return OF_SERVER
+    return None
 
 
 class Runner(DiscoverRunner):

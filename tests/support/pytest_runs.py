@@ -12,7 +12,9 @@ from tests.support.clusters import ROOT, environment
 ENTRY_POINT = "[pytest11]\nshardids = shardids.testing.plugin\n"
 
 
-def run_pytest(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, *arguments: str, has_asyncio: bool = False, **more: str
+) -> subprocess.CompletedProcess[str]:
     """``pytest -q …`` in a folder, where it finds the plugin whether or not this package is installed."""
     installed = folder / "site" / "plugin-0.dist-info"
     installed.mkdir(parents=True, exist_ok=True)
@@ -20,8 +22,10 @@ def run_pytest(folder: Path, *arguments: str, **more: str) -> subprocess.Complet
     (installed / "entry_points.txt").write_text(ENTRY_POINT)
     found = environment(**more)
     found["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(installed.parent), found["PYTHONPATH"]])
+    # pytest-asyncio warns where its settings are not made.
+    asyncio = ["-o", "asyncio_default_fixture_loop_scope=function"] if has_asyncio else ["-p", "no:asyncio"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *asyncio, *arguments],
         cwd=folder,
         env=found,
         capture_output=True,

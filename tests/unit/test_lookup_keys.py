@@ -32,9 +32,9 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import CITEXT
-from sqlalchemy.orm import DeclarativeBase, Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn
 
-from shardids import lookup_key, lookup_key_column, primary_key, sharding_key_column
+from shardids import lookup_key, primary_key, sharding_key
 from shardids.catalog import lookups
 from shardids.catalog.lookups import claims_name, shard_of_claim
 from shardids.catalog.topology import shard_for_key
@@ -57,7 +57,7 @@ UNKNOWN = [Float(), Numeric(), CITEXT(), CHAR(5), String(collation="blind"), Dat
 
 
 def made(*arguments: Any, **options: Any) -> Table:
-    return Table("users", MetaData(), lookup_key_column("email", *arguments, **options))
+    return Table("users", MetaData(), lookup_key("email", *arguments, **options))
 
 
 @pytest.mark.parametrize("type_", KNOWN, ids=repr)
@@ -130,9 +130,9 @@ def test_percent_signs_of_names_are_no_parameters() -> None:
 
 def test_other_keys_are_refused() -> None:
     with pytest.raises(BadArgument, match="it is the sharding key"):
-        Table("users", MetaData(), sharding_key_column("email", Text(), info={"shardids.lookup_key": True}))
+        Table("users", MetaData(), sharding_key("email", Text(), info={"shardids.lookup_key": True}))
     with pytest.raises(BadArgument, match="its table is in schema public"):
-        Table("users", MetaData(), lookup_key_column("email", Text()), schema="public")
+        Table("users", MetaData(), lookup_key("email", Text()), schema="public")
     with pytest.raises(BadArgument, match="it is not known that values of type NullType"):
         made(ForeignKey("others.email"))
     with pytest.raises(BadArgument, match="a look-up key must be unique"):
@@ -175,3 +175,12 @@ def test_names_of_claims_fit_into_postgresql() -> None:
 def test_the_shard_of_a_claim_is_that_of_the_values_hash() -> None:
     assert shard_of_claim("ann", 64) == shard_for_key("ann", 64)
     assert shard_of_claim(date(2026, 11, 22), 64) == shard_for_key("2026-11-22", 64)
+
+
+@pytest.mark.parametrize("key", [sharding_key, lookup_key])
+def test_a_name_makes_a_column_of_a_table_which_needs_a_type(key: Any) -> None:
+    assert isinstance(key(), MappedColumn)
+    assert isinstance(key("email", Text), Column)
+    with pytest.raises(BadArgument, match='column "email" has no type') as refused:
+        key("email")
+    assert '(name="email")' in refused.value.hint

@@ -300,7 +300,7 @@ def end_reading(connection: Connection) -> None:
 
     At a rollback psycopg forgets the statements that it has prepared.
     """
-    # A savepoint: the transaction around it belongs to the connection's owner, as in tests that roll back.
+    # SQLAlchemy goes back to the savepoint later, which COMMIT would have ended.
     if connection.in_nested_transaction():
         return
     with suppress(SQLAlchemyError, ShardidsError, psycopg.Error):

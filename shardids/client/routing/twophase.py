@@ -52,10 +52,12 @@ class Decisions:
 
     Attributes:
         cluster: the cluster.
+        are_real: returns whether COMMIT is one, and not part of a test that is rolled back.
     """
 
-    def __init__(self, cluster: UUID) -> None:
+    def __init__(self, cluster: UUID, are_real: Callable[[], bool] = lambda: True) -> None:
         self.cluster = cluster
+        self.are_real = are_real
         self._fit: set[Node] = set()
         self._engines: dict[Node, tuple[Engine, Engine]] = {}
         self._ended: dict[str, deque[bytes]] = {}
@@ -102,7 +104,16 @@ class Decisions:
                     self.require_fit(node, connection)
 
     def engine(self, engine: Engine, node: Node) -> Engine:
-        """Return a node's engine for sessions that commit on several nodes; it shares the pool."""
+        """Return a node's engine for sessions that commit on several nodes; it shares the pool.
+
+        Raises:
+            BadArgument: a test is rolled back.
+        """
+        if not self.are_real():
+            raise BadArgument(
+                "twophase=True needs a real COMMIT, and this test is rolled back",
+                hint="Test it without shard_rollback, and delete its rows.",
+            )
         if self._engines.get(node, (None,))[0] is not engine:
             made = engine.execution_options(**{_NODE: node})
             # SQLAlchemy commits in two phases per node; here a transaction over nodes is ended by that one of

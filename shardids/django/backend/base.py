@@ -18,6 +18,7 @@ from shardids.django.backend.operations import (
     DatabaseCreation,
     DatabaseIntrospection,
     DatabaseOperations,
+    DatabaseSchemaEditor,
 )
 from shardids.errors import BadArgument, ShardidsError
 
@@ -33,6 +34,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
     ops_class = DatabaseOperations
     creation_class = DatabaseCreation
     introspection_class = DatabaseIntrospection
+    SchemaEditorClass = DatabaseSchemaEditor
+    ops: DatabaseOperations
 
     def __init__(self, settings_dict: dict[str, Any], alias: str) -> None:
         super().__init__(settings_dict, alias)
@@ -80,6 +83,14 @@ class DatabaseWrapper(base.DatabaseWrapper):
             UnknownShard, ShardLost: no node holds the shard any more; the connection was given back.
         """
         refuse_tests()
+        if self.connection is not None and pools.is_of_others(self.connection):
+            if self.in_atomic_block:
+                raise BadArgument(
+                    f"alias {self.alias} is in a transaction that began before, or outlives, a test that is"
+                    " rolled back",
+                    hint="Begin the test's rollback first, and end it last.",
+                )
+            self.close()
         if self.connection is not None and (_is_free(self) or self._is_lost()):
             if self.errors_occurred and not configuration().get("LISTEN", True):
                 get_cluster().refresh()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.backends.postgresql import client, compiler, creation, introspection, operations
+from django.db.backends.postgresql import client, compiler, creation, introspection, operations, schema
 
 from shardids.django.aliases import require_for_tests
 from shardids.django.backend import pools
@@ -51,6 +51,16 @@ class DatabaseOperations(operations.DatabaseOperations):
     @property
     def _in_schema(self) -> str:
         return f'"{self.connection.schema}".'
+
+
+class DatabaseSchemaEditor(schema.DatabaseSchemaEditor):
+    """Django's own for PostgreSQL; the indexes that it drops are the shard's."""
+
+    def __init__(self, connection: DatabaseWrapper, *arguments: Any, **options: Any) -> None:
+        super().__init__(connection, *arguments, **options)
+        here = f"{connection.ops._in_schema.replace('%', '%%')}%(name)s"
+        self.sql_delete_index = f"DROP INDEX IF EXISTS {here}"
+        self.sql_delete_index_concurrently = f"DROP INDEX CONCURRENTLY IF EXISTS {here}"
 
 
 _TABLES = """

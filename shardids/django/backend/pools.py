@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from shardids.catalog.topology import Node
 from shardids.client.breaker import Breaker
+from shardids.client.engines import substitute
 from shardids.django.aliases import configuration, get_cluster
 from shardids.pg.connections import CONNECT_TIMEOUT_S, in_child
 from shardids.pg.urls import parse_url, with_login_of
@@ -48,6 +49,9 @@ def of(node: Node, wrapper: DatabaseWrapper) -> ConnectionPool[Any]:
 
     Those of nodes that are no longer there, or at another address, are closed.
     """
+    if (instead := substitute()) is not None:
+        pool: ConnectionPool[Any] = instead.pool(wrapper.get_connection_params(), wrapper.configure)
+        return pool
     if node not in _pools.of_nodes:
         known = get_cluster().placement.nodes.values()
         for gone in [one for one in list(_pools.of_nodes) if one not in known]:
@@ -64,6 +68,11 @@ def of(node: Node, wrapper: DatabaseWrapper) -> ConnectionPool[Any]:
                 **options,
             )
         return _pools.of_nodes[node]
+
+
+def is_of_others(connection: Any) -> bool:
+    """Return whether a connection is real in a test that is rolled back, or remains from such a test."""
+    return isinstance(connection._pool, ConnectionPool) is (substitute() is not None)
 
 
 def _counted(breaker: Breaker) -> type[psycopg.Connection[Any]]:

@@ -18,7 +18,6 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from shardids.django import alias_for, in_shard
-from shardids.errors import BadArgument
 from tests.support.django_project.polls.models import Question
 
 QUESTION = {
@@ -44,6 +43,13 @@ def fixture() -> Iterator[str]:
 
 def commands_take_a_shard() -> None:
     there = {"database": alias_for(1)}
+    printed, _ = called("migrate", "polls", "--plan", **there)
+    assert printed.startswith("Shard 1, from nothing:\n  polls.0001_initial\n"), printed
+    with pytest.raises(CommandError, match="--run-syncdb is not for shards"):
+        called("migrate", "--run-syncdb", **there)
+    printed, _ = called("migrate", "polls", **there)
+    assert "1 done, 0 failed" in printed
+    assert "[ ] 0001_initial" in called("showmigrations", "polls", database=alias_for(2))[0]
     called("migrate_shards")
     with fixture() as file:
         assert called("loaddata", file) == (
@@ -91,8 +97,7 @@ def commands_take_a_shard() -> None:
     called("flush", interactive=False, **there)
     with in_shard(shard=1):
         assert not Question.objects.exists()
-    with pytest.raises(BadArgument, match=r"manage\.py migrate_shards --shards 1"):
-        called("migrate", **there)
+    assert "No migrations to run" in called("migrate", **there)[0]
 
 
 def the_command_line_names_shards() -> None:

@@ -8,13 +8,14 @@ from django.db import connections, transaction
 from django.test import TestCase, TransactionTestCase
 from django.urls import reverse
 from django.utils import timezone
+from sqlalchemy import text
 
 from shardids.django import get_cluster, in_shard
 from tests.support.django_project.polls.models import Choice, Question
 
 
-def ask(text: str) -> Question:
-    question = Question(question_text=text, pub_date=timezone.now())
+def ask(said: str) -> Question:
+    question = Question(question_text=said, pub_date=timezone.now())
     question.save()
     return question
 
@@ -45,6 +46,28 @@ class RolledBack(TestCase):
                 self.assertEqual(Question.objects.count(), count + 1)
         self.question.choice_set.create(choice_text="of the test")
         self.assertEqual(self.question.choice_set.count(), 1)
+
+    def test_sessions_of_the_cluster_are_rolled_back(self) -> None:
+        self._write_in_sessions()
+
+    def test_sessions_again(self) -> None:
+        self._write_in_sessions()
+
+    def _write_in_sessions(self) -> None:
+        sent = text("insert into polls_question (question_text, pub_date) values (:said, now())")
+        with in_shard(shard=1):
+            ask("before")
+        # Shard 3 is none of the databases: its node is.
+        for shard in (1, 3):
+            with get_cluster().session(shard=shard) as session:
+                session.execute(text(f"set local search_path = {get_cluster().schema_of(shard)}"))
+                there = session.scalar(text("select count(*) from polls_question"))
+                self.assertEqual(there, 1 if shard == 1 else 0)
+                session.execute(sent, {"said": "in a session"})
+                session.commit()
+        with in_shard(shard=1):
+            found = Question.objects.order_by("pk").values_list("question_text", flat=True)
+            self.assertEqual(list(found), ["before", "in a session"])
 
     def test_others_are_refused(self) -> None:
         with self.assertRaisesMessage(Exception, "Database queries to 'shard_0002' are not allowed"):
