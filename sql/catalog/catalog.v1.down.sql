@@ -8,4 +8,4 @@ drop table shardids_catalog.recorded_schema, shardids_catalog.recorded_node, sha
   shardids_catalog.lookup, shardids_catalog.adoption, shardids_catalog.old_id_filling, shardids_catalog.old_id_list, shardids_catalog.old_id_directory, shardids_catalog.old_id_rule, shardids_catalog.query_node,
   shardids_catalog.loss, shardids_catalog.move, shardids_catalog.skipped, shardids_catalog.placement, shardids_catalog.node, shardids_catalog.region,
   shardids_catalog.cluster;
-drop function shardids_catalog.refuse_while_references_change(), shardids_catalog.changed(), shardids_catalog.grant_usage(name), shardids_catalog.wait_for_grants(interval);
+drop function shardids_catalog.refuse_beside_citus(), shardids_catalog.refuse_while_references_change(), shardids_catalog.changed(), shardids_catalog.grant_usage(name), shardids_catalog.wait_for_grants(interval);

@@ -18,6 +18,7 @@ def upgrade() -> None:
         "catalog/recorded.v1.sql",
         "views/query_node.v1.sql",
         "catalog/routes.v1.sql",
+        "catalog/engine.v1.sql",
     )
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from shardids.beside.capture import Capture
+from shardids.beside.citus.facts import CitusFacts
 from shardids.catalog.objects import SchemaObject
 from shardids.catalog.recorded import Contract, Key, RecordedSchema
 from shardids.catalog.rows import Description
@@ -328,6 +329,7 @@ class NodeFacts:
     invalid_indexes: Sequence[InvalidIndex] = ()
     leftovers: Sequence[Leftover] = ()
     capture: Capture | None = None
+    citus: CitusFacts | None = None
     strays: Sequence[Stray] = ()
     sequences: Sequence[GeneratorSequence] = ()
     lock_holders: Sequence[LockHolder] = ()

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 73074573574144
+    START WITH 73143293050880
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 73130408148993
+    START WITH 73199127625729
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -1054,27 +1054,32 @@ declare
   raised bigint;
   is_locked boolean;
 begin
-  target := shardids.clock_offset(counter);
-  is_locked := case when shardids.is_late(seen, target)
-                    then case when case when shardids.is_near(seen, target)
-                                   then shardids.is_bound(counter, id_offset, shard) end
-                                or shardids.is_followed(counter, id_offset, shard, seen, target)
-                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
-                    else false end;
-  if is_locked then
-    -- Nobody else changes it now.
-    raised := pg_catalog.pg_sequence_last_value(id_offset);
-    while shardids.is_late(raised, target) loop
-      raised := shardids.raised(raised, target, id_offset);
-    end loop;
-    is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+  if pg_catalog.current_setting('citus.version', true) is not null then
+    return shardids.catch_up_on_citus(seen, counter, id_offset, shard);
   end if;
-  return is_locked;
-exception when query_canceled or assert_failure or others then
-  if is_locked then
-    perform pg_catalog.pg_advisory_unlock(1936220516, shard);
-  end if;
-  raise;
+  begin
+    target := shardids.clock_offset(counter);
+    is_locked := case when shardids.is_late(seen, target)
+                      then case when case when shardids.is_near(seen, target)
+                                     then shardids.is_bound(counter, id_offset, shard) end
+                                  or shardids.is_followed(counter, id_offset, shard, seen, target)
+                           then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
+                      else false end;
+    if is_locked then
+      -- Nobody else changes it now.
+      raised := pg_catalog.pg_sequence_last_value(id_offset);
+      while shardids.is_late(raised, target) loop
+        raised := shardids.raised(raised, target, id_offset);
+      end loop;
+      is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+    end if;
+    return is_locked;
+  exception when query_canceled or assert_failure or others then
+    if is_locked then
+      perform pg_catalog.pg_advisory_unlock(1936220516, shard);
+    end if;
+    raise;
+  end;
 end
 $$;
 
@@ -1084,6 +1089,43 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
+
+
+--
+-- Name: catch_up_on_citus(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  target constant bigint := shardids.clock_offset(counter);
+  raised bigint := seen;
+begin
+  if not shardids.is_late(seen, target) then
+    return false;
+  elsif not coalesce(case when shardids.is_near(seen, target) then shardids.is_bound(counter, id_offset, shard) end, false)
+        and not shardids.is_followed(counter, id_offset, shard, seen, target) then
+    return null;
+  end if;
+  while shardids.is_late(raised, target) loop
+    raised := case when pg_catalog.pg_try_advisory_lock(1936220516, shard)
+                   then coalesce(case when pg_catalog.pg_sequence_last_value(id_offset) operator(pg_catalog.=) raised
+                                      then shardids.raised(raised, target, id_offset) end,
+                                 pg_catalog.pg_sequence_last_value(id_offset))
+                        operator(pg_catalog.+) case when pg_catalog.pg_advisory_unlock(1936220516, shard) then 0 end
+                   end;
+  end loop;
+  return false;
+end
+$$;
+
+
+--
+-- Name: FUNCTION catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'What catch_up() does on a server with Citus, without a subtransaction; for catch_up() only';
 
 
 --
@@ -1527,9 +1569,14 @@ declare
   owner constant name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
   base constant bigint := shardids.incarnation();
   now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  propagation constant text := current_setting('citus.enable_ddl_propagation', true);
   counter regclass;
   id_offset regclass;
 begin
+  -- On Citus: the generator is the coordinator's alone. Citus itself takes next_id() to its workers with the first table.
+  if propagation is not null then
+    perform set_config('citus.enable_ddl_propagation', 'off', true);
+  end if;
   execute format('create sequence %I.id_counter as bigint no cycle', schema);
   counter := format('%I.id_counter', schema)::regclass;
   -- One nextval of id_offset is a step of 16 ms.
@@ -1576,6 +1623,9 @@ begin
   end if;
   execute format('alter function %1$I.next_id_%2$s() rename to next_id; alter function %1$I.next_ids_%2$s(integer) rename to next_ids',
                  schema, shard);
+  if propagation is not null then
+    perform set_config('citus.enable_ddl_propagation', propagation, true);
+  end if;
   -- Issues IDs from now on: if this is rolled back, the sequences go with it.
   if now_ms >= 1::bigint << shardids.time_bits() then
     perform shardids.refuse('SI006', shard);
@@ -1686,20 +1736,28 @@ CREATE FUNCTION shardids.define_next_id(shard integer, schema name, called name 
 declare
   skips_from constant bigint := shardids.skips_from(shard);
   below constant bigint := shardids.id_of(skips_from, 0);
-  draw text := 'shardids.current_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
-  follow text := 'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
+  is_distributed constant boolean := (select n.engine = 'citus' from shardids.node n);
+  draw text := 'shardids.current_id(pg_catalog.pg_sequence_last_value(''%1$I.id_offset''::pg_catalog.regclass), '
+    '''%1$I.id_counter''::pg_catalog.regclass, ''%1$I.id_offset''::pg_catalog.regclass, %2$s)';
+  follow text := 'shardids.lagging_id(''%1$I.id_counter''::pg_catalog.regclass, ''%1$I.id_offset''::pg_catalog.regclass, %2$s)';
 begin
   if skips_from is not null then
-    draw := format('nullif(least(%s, %s), %s)', draw, below, below);
-    follow := format('nullif(least(%s, %s), %s)', follow, below, below);
+    draw := format('NULLIF(LEAST(%1$s, %2$L::bigint), %2$L::bigint)', draw, below);
+    follow := format('NULLIF(LEAST(%1$s, %2$L::bigint), %2$L::bigint)', follow, below);
   end if;
   -- A new shard's is not there yet: to replace one would leave it to the role that put it there.
   execute format(
-    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language sql volatile parallel unsafe return coalesce('
+    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language '
+    || case when is_distributed
+            then 'plpgsql volatile parallel unsafe as $body$begin if pg_catalog.to_regclass(%4$L) is null then '
+                 'raise exception using errcode = ''SI001'', message = ''shard %2$s issues IDs on the coordinator of Citus only'', '
+                 'hint = ''Send the statement to the coordinator. INSERT ... SELECT from tables of shards: through a temporary table.''; end if; return '
+            else 'sql volatile parallel unsafe return ' end
+    || 'COALESCE('
     || case when skips_from is null or shardids.time_bits() + shardids.shard_bits() + shardids.sequence_bits() < 64
             then draw || ', ' || follow || ', ' else '' end
-    || '%1$I.late_id_%2$s(''%1$I.id_offset''::regclass))', schema, shard, called);
+    || '%1$I.late_id_%2$s(''%1$I.id_offset''::pg_catalog.regclass))' || case when is_distributed then '; end$body$' else '' end,
+    schema, shard, called, format('%I.id_offset', schema));
 end
 $_$;
 
@@ -2215,6 +2273,9 @@ begin
   end if;
   perform shardids.wait_for_lock(1936220517, shard);
   if to_regnamespace(quote_ident(schema)) is null then
+    if (select n.engine from shardids.node n) = 'citus' then
+      perform set_config('citus.enable_schema_based_sharding', 'on', true);
+    end if;
     execute format('create schema %I authorization %I', schema, owner);
   elsif not has_schema_privilege(current_user, quote_ident(schema)::regnamespace, 'create') then
     raise insufficient_privilege using
@@ -4982,6 +5043,33 @@ COMMENT ON FUNCTION shardids_catalog.percent_decoded(encoded text) IS 'A part of
 
 
 --
+-- Name: refuse_beside_citus(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.refuse_beside_citus() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if (select c.engine from shardids_catalog.cluster c) = 'citus'
+     and (tg_table_name <> 'node' or exists (select from shardids_catalog.node)) then
+    raise feature_not_supported using
+      message = format('%s can''t be done in a cluster on Citus (table shardids_catalog.%I)', tg_argv[0], tg_table_name),
+      hint = tg_argv[1];
+  end if;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_beside_citus(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.refuse_beside_citus() IS 'Refuses rows of tables that a cluster on Citus does not use';
+
+
+--
 -- Name: refuse_while_references_change(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
 --
 
@@ -5032,10 +5120,12 @@ CREATE TABLE shardids_catalog.cluster (
     sequence_bits integer NOT NULL,
     schema_prefix text NOT NULL,
     shard_count integer NOT NULL,
+    engine text DEFAULT 'postgresql'::text NOT NULL,
     old_ids_below bigint,
     version bigint DEFAULT 1 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
+    CONSTRAINT cluster_engine_check CHECK ((engine = ANY (ARRAY['postgresql'::text, 'citus'::text]))),
     CONSTRAINT cluster_old_ids_below_check CHECK ((old_ids_below > 0)),
     CONSTRAINT cluster_only_row_check CHECK (only_row)
 );
@@ -5046,6 +5136,13 @@ CREATE TABLE shardids_catalog.cluster (
 --
 
 COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but version is fixed for good, old_ids_below once it is written';
+
+
+--
+-- Name: COLUMN cluster.engine; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.engine IS 'citus: this database is a Citus coordinator and the only node; Citus places the shards on its workers';
 
 
 --
@@ -5228,6 +5325,7 @@ CREATE TABLE shardids.node (
     only_row boolean DEFAULT true NOT NULL,
     name text NOT NULL,
     cluster uuid NOT NULL,
+    engine text DEFAULT 'postgresql'::text NOT NULL,
     on_copy text DEFAULT 'refuse'::text NOT NULL,
     max_ahead interval DEFAULT '01:00:00'::interval NOT NULL,
     safety_margin interval DEFAULT '00:00:10'::interval NOT NULL,
@@ -5236,6 +5334,7 @@ CREATE TABLE shardids.node (
     clock_confirmed_at timestamp with time zone,
     max_reserve integer DEFAULT 4194304 NOT NULL,
     sees_all boolean DEFAULT pg_has_role(CURRENT_USER, 'pg_read_all_stats'::name, 'usage'::text) NOT NULL,
+    CONSTRAINT node_engine_check CHECK ((engine = ANY (ARRAY['postgresql'::text, 'citus'::text]))),
     CONSTRAINT node_margin_within_max_ahead CHECK (((safety_margin * (6)::double precision) <= max_ahead)),
     CONSTRAINT node_max_ahead_check CHECK (((max_ahead >= '00:01:00'::interval) AND (max_ahead <= '10 years'::interval))),
     CONSTRAINT node_max_past_within_max_ahead CHECK ((max_past <= max_ahead)),
@@ -5252,6 +5351,13 @@ CREATE TABLE shardids.node (
 --
 
 COMMENT ON TABLE shardids.node IS 'This database as a node of a shardids cluster, and its settings';
+
+
+--
+-- Name: COLUMN node.engine; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.engine IS 'citus: this database is a Citus coordinator, and its shards'' schemas are distributed';
 
 
 --
@@ -6218,9 +6324,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385034740060651522);
-INSERT INTO shard_0000.kept VALUES (385034740060651523);
-INSERT INTO shard_0000.kept VALUES (385034740060651524);
+INSERT INTO shard_0000.kept VALUES (385075075839164418);
+INSERT INTO shard_0000.kept VALUES (385075075839164419);
+INSERT INTO shard_0000.kept VALUES (385075075839164420);
 
 
 --
@@ -6247,15 +6353,15 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 4194304, true);
+INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'postgresql', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 4194304, true);
 
 
 --
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '757', '2026-11-28 11:50:35.568959+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713188456742725115/5/16796', 1, 3575567833062440960, '758', '2026-11-28 11:50:35.588436+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713229766024270230/5/16811', 1, 3325692820534067200, '757', '2026-11-28 14:30:52.334518+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713229766024270230/5/16811', 1, 3325692820534067200, '758', '2026-11-28 14:30:52.375155+00', NULL);
 
 
 --
@@ -6281,7 +6387,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, '2026-11-28 11:50:35.176577+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, '2026-11-28 14:30:51.999671+00');
 
 
 --
@@ -6306,7 +6412,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 11:50:35.602161+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:30:52.39665+00', NULL);
 
 
 --
@@ -6407,7 +6513,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3575567924861876590, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3325692912343119629, true);
 
 
 --
@@ -6421,7 +6527,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3575567924861876543, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3325692912343119562, true);
 
 
 --
@@ -6456,7 +6562,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91799435550, true);
+SELECT pg_catalog.setval('shardids.step_1', 91809052317, true);
 
 
 --
@@ -6491,7 +6597,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91799435583, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91809052362, true);
 
 
 --
@@ -6827,6 +6933,62 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE ON shardids_catalog.regi
 
 
 --
+-- Name: adoption refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('an adoption', 'Load the rows by COPY, through the coordinator.');
+
+
+--
+-- Name: lookup refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.lookup FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a look-up', 'It takes triggers on shards'' tables, which Citus does not have.');
+
+
+--
+-- Name: loss refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.loss FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a home for a lost shard', 'Promote a standby of the worker, and call citus_update_node.');
+
+
+--
+-- Name: move refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('moving by copies', 'shardids shard move SHARD --to HOST:PORT moves it by Citus.');
+
+
+--
+-- Name: node refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.node FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('adding a node', 'Add a worker to Citus: select citus_add_node(host, port)');
+
+
+--
+-- Name: query_node refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.query_node FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a query node', 'Send statements over several shards to the coordinator.');
+
+
+--
+-- Name: reference_writer refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.reference_writer FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a reference table of shardids', 'Make one of Citus: select create_reference_table(TABLE)');
+
+
+--
+-- Name: region refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.region FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a region', 'Citus chooses among all of its workers.');
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -7072,6 +7234,13 @@ REVOKE ALL ON FUNCTION shardids.bind(shard integer, id_counter regclass, id_offs
 --
 
 REVOKE ALL ON FUNCTION shardids.bound_to(counter regclass, shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer) FROM PUBLIC;
 
 
 --
