@@ -15,7 +15,7 @@ from shardids.migrate.install import provision, trees
 from shardids.pg.embedded import EmbeddedServer, find_binaries, temporary_servers
 
 FEW, SHARDS, MANY = 64, 1024, 4096
-LONGEST_S = 12.0
+LONGEST_S = 15.0
 
 
 def run(rounds: int) -> Section:

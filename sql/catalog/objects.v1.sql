@@ -43,13 +43,17 @@ attribute as materialized (
   from relation r
   join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
   where r.relkind in ('r', 'p', 'f', 'c')),
+-- Read once: the index of names has each next_id() of the server under one name, and would be read once per shard.
+routine as materialized (
+  select s.id, p.*,
+         p.proname = 'next_id' and p.pronargs = 0 or p.proname = 'next_ids' and p.proargtypes = '23'
+         or p.proname in (format('late_id_%s', s.id), format('set_aside_%s', s.id)) as is_engine
+  from pg_proc p
+  join shard s on s.namespace = p.pronamespace),
 function as materialized (
-  select s.id, p.*, format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature
-  from shard s
-  join pg_proc p on p.pronamespace = s.namespace
-  where not (p.proname = 'next_id' and p.pronargs = 0 or p.proname = 'next_ids' and p.proargtypes = '23'
-             or p.proname in (format('late_id_%s', s.id), format('set_aside_%s', s.id)))
-    and not exists (select from member m where m.classid = 'pg_proc'::regclass and m.objid = p.oid)),
+  select p.*, format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature
+  from routine p
+  where not p.is_engine and not exists (select from member m where m.classid = 'pg_proc'::regclass and m.objid = p.oid)),
 type as materialized (
   select s.id, t.*
   from shard s
@@ -66,15 +70,13 @@ engine_of as (
   from shard s
   join pg_class c on c.relnamespace = s.namespace and c.relname in ('shardids_version', 'shardids_load') and c.relkind = 'r'
   union all
-  select s.id, 'function',
+  select p.id, 'function',
          case p.proname when 'next_id' then 'next_id()' when 'next_ids' then 'next_ids(n integer)'
-           when format('late_id_%s', s.id) then 'late_id(id_offset regclass)'
+           when format('late_id_%s', p.id) then 'late_id(id_offset regclass)'
            else 'set_aside(id_offset regclass, n integer, past_tick bigint, OUT first_tick bigint, OUT last_tick bigint)' end,
          p.proowner, p.proacl, 'f'
-  from shard s
-  join pg_proc p on p.pronamespace = s.namespace
-    and (p.proname = 'next_id' and p.pronargs = 0 or p.proname = 'next_ids' and p.proargtypes = '23'
-         or p.proname in (format('late_id_%s', s.id), format('set_aside_%s', s.id)))),
+  from routine p
+  where p.is_engine),
 engine as materialized (
   select array_agg(id order by id) as shards, concat_ws(' ', kind, name) as name, acl::text as text, owner, acl_type
   from engine_of

@@ -104,7 +104,7 @@ def test_a_node_that_does_not_follow_is_named(nodes: Nodes) -> None:
             session.add(Currency(code="GBP"))
         assert "GBP" in nodes.codes("a", "currencies")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(state.await_all, "__defaults__", (0.1,))
+            patch.setattr(state, "WITHIN_S", 0.1)
             with pytest.raises(ReferencesBehind, match=r'not deleted: earlier changes .* node "c" within'):
                 references.delete_row(nodes.catalog, "currencies", ["GBP"])
         assert references_of(nodes.catalog).deletions == ()

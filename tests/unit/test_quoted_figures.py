@@ -74,6 +74,10 @@ def of_draws(name: str) -> list[Figure]:
     return [median("Draws, one session", name), median(in_bulk, other), cell(in_bulk, other, "index, MB")]
 
 
+COLUMN = "Adding a column in 200 and 1,024 shards on two nodes"
+LOAD = "1,000,000 rows of a CSV file"
+MOVE = "Moving a shard of 1,000,000 rows"
+PAUSE = "Pause of writes while a shard of 1,000,000 rows moves"
 ONE_ROW = "One row a transaction"
 ANSWERS = "Answers: sessions with after="
 NUMBERS = "Numbers for people"
@@ -131,6 +135,30 @@ QUOTES: list[tuple[str, str, list[Figure]]] = [
             median(ANSWERS, "a row, no after"),
             more(ANSWERS, "a row, after an ID that the shard is past / a row, no after"),
         ],
+    ),
+    (
+        "how-to/migrate.md",
+        rf"psql: {N}, {N} and {N} s beside {N} in 200 shards, {N}, {N} and\n{N} s beside {N} in 1,024",
+        [
+            median(COLUMN, f"{case}, {shards} shards")
+            for shards in ("200", "1,024")
+            for case in ("the run", "whole command", "nothing to do", "psql")
+        ],
+    ),
+    (
+        "how-to/load-rows.md",
+        rf"took {N} s,\n{N} times as long as",
+        [median(LOAD, "shardids load"), ratio(LOAD, "shardids load / \\copy")],
+    ),
+    (
+        "how-to/move-shards.md",
+        rf"moved in {N} s while nobody wrote, {N} times as long",
+        [median(MOVE, "shard move"), ratio(MOVE, "shard move / CREATE SUBSCRIPTION")],
+    ),
+    (
+        "how-to/move-shards.md",
+        rf"it took {N} s on PostgreSQL 15, and the slowest write {N} ms",
+        [cell(PAUSE, "PostgreSQL 15, shard move", column) for column in ("s in all", "worst write, ms")],
     ),
     (
         "explanation/order.md",
