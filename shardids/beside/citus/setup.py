@@ -15,6 +15,14 @@ NODE: Final = "coordinator"
 """The name of the only node."""
 _OLDEST: Final = 13
 
+DECODING: Final = (
+    *("schema_of", "id_of", "shard_of", "sequence_of", "time_of", "tick_of", "ms_of", "min_id", "max_id"),
+    "shard_for_key",
+)
+"""The functions of schema shardids that workers have, with those that they call: queries hold them."""
+_DECODING: Final = text("""
+    select create_distributed_function(p.oid::regprocedure) from pg_proc p
+    where p.pronamespace = 'shardids'::regnamespace and p.proname = any (:names)""")
 _STATE: Final = text("""
     select (select e.extversion from pg_extension e where e.extname = 'citus') as version,
            current_database() as database""")
@@ -44,6 +52,8 @@ def init(
     made = provision.init(catalog, layout, shard_count, schema_prefix, engine="citus", dry_run=dry_run)
     if not dry_run:
         provision.add_node(catalog, NODE, catalog.url.render_as_string(hide_password=False))
+        with catalog.engine.begin() as connection:
+            connection.execute(_DECODING, {"names": list(DECODING)})
     return made
 
 

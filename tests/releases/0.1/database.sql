@@ -6324,9 +6324,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385075075839164418);
-INSERT INTO shard_0000.kept VALUES (385075075839164419);
-INSERT INTO shard_0000.kept VALUES (385075075839164420);
+INSERT INTO shard_0000.kept VALUES (385078792139309058);
+INSERT INTO shard_0000.kept VALUES (385078792139309059);
+INSERT INTO shard_0000.kept VALUES (385078792139309060);
 
 
 --
@@ -6360,8 +6360,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713229766024270230/5/16811', 1, 3325692820534067200, '757', '2026-11-28 14:30:52.334518+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713229766024270230/5/16811', 1, 3325692820534067200, '758', '2026-11-28 14:30:52.375155+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713233571556790964/5/16811', 1, 3028226546709037056, '757', '2026-11-28 14:45:38.39373+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713233571556790964/5/16811', 1, 3028226546709037056, '758', '2026-11-28 14:45:38.426096+00', NULL);
 
 
 --
@@ -6387,7 +6387,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, '2026-11-28 14:30:51.999671+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, '2026-11-28 14:45:38.040437+00');
 
 
 --
@@ -6412,7 +6412,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:30:52.39665+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:45:38.450132+00', NULL);
 
 
 --
@@ -6513,7 +6513,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3325692912343119629, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3028226638518975520, true);
 
 
 --
@@ -6527,7 +6527,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3325692912343119562, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3028226638518975478, true);
 
 
 --
@@ -6562,7 +6562,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91809052317, true);
+SELECT pg_catalog.setval('shardids.step_1', 91809938384, true);
 
 
 --
@@ -6597,7 +6597,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91809052362, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91809938422, true);
 
 
 --
