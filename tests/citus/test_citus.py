@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -293,6 +293,24 @@ def test_the_doctor_finds_a_cluster_well_and_names_what_is_not(cluster: Citus, c
         finally:
             there.execute(f"drop sequence {schema(5)}.id_offset")
             db.execute(f"drop table {schema(6)}.stray")
+
+
+def test_the_console_s_doctor_reads_in_read_only_transactions(cluster: Citus) -> None:
+    with closing(Catalog(cluster.url(), read_only=True)) as catalog:
+        assert [one for one in doctor.examine(catalog).findings if one.severity != "info"] == []
+
+
+def test_a_fenced_shard_is_activated_again(cluster: Citus) -> None:
+    with cluster.connect() as db:
+        (before,) = db.execute(f"select {schema(7)}.next_id()").fetchone()
+        db.execute("select shardids.fence(7)")
+        with pytest.raises(psycopg.Error, match="is fenced") as refused:
+            db.execute(f"insert into {schema(7)}.users (name) values ('refused')")
+        assert refused.value.sqlstate == "SI002"
+    done(cluster, "shard", "activate", "7", "--yes")
+    with cluster.connect() as db:
+        (after,) = db.execute(f"insert into {schema(7)}.users (name) values ('on') returning id").fetchone()
+        assert after > before
 
 
 def test_a_worker_that_is_away_is_a_finding(cluster: Citus, catalog: Catalog) -> None:
