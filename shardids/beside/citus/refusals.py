@@ -56,6 +56,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
             _ADOPTION,
         ),
         "load": _LOAD,
+        "shard activate": "There is one copy. On the coordinator: select shardids.activate(SHARD)",
         "restore-point": "select citus_create_restore_point(NAME)",
     }
 )
