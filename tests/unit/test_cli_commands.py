@@ -33,7 +33,6 @@ ON_CITUS = {
         "shard accept-schema",
         "shard move",
         "shard reset-clock",
-        "shard activate",
     ),
     *("migrate revision", "migrate up", "migrate down", "migrate stamp", "migrate status", "migrate check"),
     *("id stats", "id decode", "id encode", "id range", "id next"),
