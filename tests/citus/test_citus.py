@@ -340,7 +340,8 @@ class Client:
                     while not stop.is_set():
                         turn += 1
                         self.ids += self.batch(db, schema(turn % SHARDS), turn)
-            except psycopg.OperationalError:
+            except (psycopg.OperationalError, psycopg.InternalError):
+                # Citus calls the end of its postmaster an internal error.
                 self.reconnects += 1
                 stop.wait(0.2)
 

@@ -1054,7 +1054,8 @@ declare
   raised bigint;
   is_locked boolean;
 begin
-  if pg_catalog.current_setting('citus.version', true) is not null then
+  -- Any session can set such a name: the node knows.
+  if pg_catalog.current_setting('citus.version', true) is not null and exists (select from shardids.node n where n.engine operator(pg_catalog.=) 'citus') then
     return shardids.catch_up_on_citus(seen, counter, id_offset, shard);
   end if;
   begin
@@ -6324,9 +6325,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385078792139309058);
-INSERT INTO shard_0000.kept VALUES (385078792139309059);
-INSERT INTO shard_0000.kept VALUES (385078792139309060);
+INSERT INTO shard_0000.kept VALUES (385083899958525954);
+INSERT INTO shard_0000.kept VALUES (385083899958525955);
+INSERT INTO shard_0000.kept VALUES (385083899958525956);
 
 
 --
@@ -6360,8 +6361,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713233571556790964/5/16811', 1, 3028226546709037056, '757', '2026-11-28 14:45:38.39373+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713233571556790964/5/16811', 1, 3028226546709037056, '758', '2026-11-28 14:45:38.426096+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713238805221389521/5/16811', 1, 4414882233148506112, '757', '2026-11-28 15:05:56.234988+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713238805221389521/5/16811', 1, 4414882233148506112, '758', '2026-11-28 15:05:56.243443+00', NULL);
 
 
 --
@@ -6387,7 +6388,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, '2026-11-28 14:45:38.040437+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, '2026-11-28 15:05:56.09008+00');
 
 
 --
@@ -6412,7 +6413,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:45:38.450132+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 15:05:56.253455+00', NULL);
 
 
 --
@@ -6513,7 +6514,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3028226638518975520, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4414882324959662375, true);
 
 
 --
@@ -6527,7 +6528,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3028226638518975478, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4414882324959662352, true);
 
 
 --
@@ -6562,7 +6563,7 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91809938384, true);
+SELECT pg_catalog.setval('shardids.step_1', 91811156231, true);
 
 
 --
@@ -6597,7 +6598,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91809938422, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91811156240, true);
 
 
 --
