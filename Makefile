@@ -10,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-lowest test-matrix audit test-faults test-pgbouncer test-baselines test-report test-alerts test-django test-django-newest test-sqlalchemy lint format docs bench clean
+.PHONY: help demo test test-long test-lowest test-matrix audit test-faults test-pgbouncer test-citus test-baselines test-report test-alerts test-django test-django-newest test-sqlalchemy lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,9 @@ test-lowest: $(VENV)/.dev ## The tests with the oldest dependencies that pyproje
 
 test-pgbouncer: $(VENV)/.dev ## The ORM's tests through PgBouncer; they need Debian's pgbouncer
 	$(BIN)/python -m pytest tests/pgbouncer $(ARGS)
+
+test-citus: $(VENV)/.dev ## A cluster on Citus, whose server programs SHARDIDS_CITUS_BIN names
+	$(BIN)/python -m pytest tests/citus $(ARGS)
 
 test-baselines: $(VENV)/.dev ## The baselines' tests; they need Debian's mariadb-server and redis-server
 	$(BIN)/python -m pytest tests/baselines $(ARGS)

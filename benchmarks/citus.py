@@ -1,4 +1,4 @@
-"""``python -m benchmarks.citus BINDIR [--rounds N]``: Citus and shardids on the same PostgreSQL, in one run.
+"""``python -m benchmarks.citus BINDIR [--rounds N] [--ids]``: Citus and shardids, on one PostgreSQL.
 
 BINDIR is the ``bin`` folder of a PostgreSQL in which Citus is installed, as Citus's own documentation says;
 nothing of it comes with this repository, and no other benchmark needs it. Each of the two has two servers for
@@ -14,42 +14,37 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import psycopg
-from psycopg import sql
-from sqlalchemy import make_url, select
+from sqlalchemy import select
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from benchmarks import migrations, moving
 from benchmarks.report import Ratio, Section, Table, figure, rounds_of, seconds, show
 from shardids import Cluster, mover, primary_key
+from shardids.beside.citus import setup
+from shardids.catalog.rows import Catalog
+from shardids.ids.layout import DEFAULT
 from shardids.migrate.environment import Direction
+from shardids.migrate.install import provision
 from shardids.migrate.runner import Observer, RunSettings, one_run
 from shardids.pg.embedded import EmbeddedServer, temporary_servers
-from shardids.pg.embedded.binaries import server_account
 from shardids.testing.devcluster import create_cluster
+from tests.support.citus import running_citus
 
 SHARDS, SCHEMAS, CLIENTS = 64, 1000, 8
 ITEMS, PHOTOS = 1000, 1000
+ON_CITUS, BULK = 8, 200_000
 SECONDS = 2
 SETTINGS = {
     "wal_level": "logical",
     "max_connections": "300",
     "shared_buffers": "256MB",
     "max_wal_size": "4GB",
-}
-CITUS = SETTINGS | {
-    "shared_preload_libraries": "citus",
-    "citus.node_conninfo": "sslmode=prefer",
-    "citus.shard_count": str(SHARDS),
-    "max_prepared_transactions": "300",
-    "max_worker_processes": "32",
-    "max_replication_slots": "32",
-    "max_wal_senders": "32",
 }
 _OURS = f"""
 do $$
@@ -161,6 +156,87 @@ def run(bindir: Path, rounds: int) -> Section:
     )
 
 
+def run_ids(bindir: Path, rounds: int) -> Section:
+    """Measure defaults of shards on Citus beside Citus's bigserial, in the same kind of tables."""
+    rows: dict[str, tuple[float, ...]] = {}
+    with (
+        running_citus(bindir) as citus,
+        citus.connect() as coordinator,
+        tempfile.TemporaryDirectory() as name,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        version = (coordinator.execute("select citus_version()").fetchone() or ("",))[0]
+        with closing(Catalog(citus.url())) as catalog:
+            setup.init(catalog, DEFAULT, ON_CITUS)
+            provision.create_shards(catalog, range(ON_CITUS))
+        coordinator.execute("set citus.enable_schema_based_sharding = on")
+        tables = {"shardids": [f"shard_{n:04}" for n in range(ON_CITUS)]}
+        tables["bigserial"] = [f"serial_{n:04}" for n in range(ON_CITUS)]
+        for schema in tables["bigserial"]:
+            coordinator.execute(f"create schema {schema}".encode())
+        for who, schemas in tables.items():
+            for schema in schemas:
+                kind = f"bigint default {schema}.next_id()" if who == "shardids" else "bigserial"
+                columns = f"id {kind} primary key, user_id bigint, caption text"
+                coordinator.execute(f"create table {schema}.photos ({columns})".encode())
+        insert = "insert into {}.photos (user_id, caption) values (1, 'a note on it')"
+        many = "insert into {}.photos (user_id, caption) values " + ", ".join(["(1, 'a note on it')"] * 100)
+
+        def load(who: str, text: str, times: int = 1) -> Callable[[], float]:
+            scripts = [text.format(schema) + ";\n" for schema in tables[who]]
+            clients = Load(bindir, folder, [(_url(coordinator), scripts)])
+            return lambda: times * clients.rate()
+
+        def bulk(who: str, *, reserved: bool = False) -> Callable[[], float]:
+            schema = tables[who][0]
+            rows_ = f"(user_id) select n from generate_series(1, {BULK}) n"
+            if reserved and who == "shardids":
+                rows_ = f"(id, user_id) select id, 1 from {schema}.next_ids({BULK}) id"
+            query = f"insert into {schema}.photos {rows_}".encode()
+            return lambda: BULK / seconds(lambda: coordinator.execute(query))
+
+        def copied(who: str, *, reserved: bool = False) -> Callable[[], float]:
+            schema = tables[who][0]
+            is_reserved = reserved and who == "shardids"
+            into = f"copy {schema}.photos ({'id, ' * is_reserved}user_id) from stdin".encode()
+            reserve = f"select string_agg(id || E'\\t1\\n', '') from {schema}.next_ids({BULK}) id".encode()
+
+            def work() -> None:
+                lines = "1\n" * BULK
+                if is_reserved:
+                    ((lines,),) = coordinator.execute(reserve).fetchall()
+                with coordinator.cursor() as cursor, cursor.copy(into) as copy:
+                    copy.write(lines)
+
+            return lambda: BULK / seconds(work)
+
+        ways: dict[str, Callable[[str], Callable[[], float]]] = {
+            "rows/s, one per INSERT": lambda who: load(who, insert),
+            "rows/s, 100 per INSERT": lambda who: load(who, many, 100),
+            "rows/s, INSERT … SELECT, IDs from next_ids(n)": lambda who: bulk(who, reserved=True),
+            "rows/s, COPY, IDs from next_ids(n)": lambda who: copied(who, reserved=True),
+            "rows/s, INSERT … SELECT": bulk,
+            "rows/s, COPY": copied,
+        }
+        for what, way in ways.items():
+            found = rounds_of({who: way(who) for who in tables}, rounds=rounds)
+            rows[what] = tuple(sorted(found[who])[rounds // 2] for who in tables)
+    return Section(
+        title="IDs on Citus",
+        conditions=f"{version.split(' on ')[0]}; coordinator and two workers on one machine, fsync off,"
+        f" {rounds} rounds in turn. {ON_CITUS} distributed schemas each; {CLIENTS} clients of pgbench at the"
+        f" coordinator, one for INSERT … SELECT and COPY of {BULK:,} rows; bigserial by its default in all.",
+        table=Table(columns=("shardids", "bigserial"), rows=rows),
+        ratios=tuple(
+            # PostgreSQL evaluates a default for each row, which makes up most of a row's time in bulk.
+            figure(f"{what}: shardids / bigserial", ours / theirs, at_least=None if in_bulk else 0.85)
+            for what, (ours, theirs) in rows.items()
+            for in_bulk in [what in ("rows/s, INSERT … SELECT", "rows/s, COPY")]
+        ),
+    )
+
+
 def _ratio(what: str, ours: float, theirs: float) -> Ratio:
     return figure(f"{what}: Citus / shardids", theirs / ours)
 
@@ -173,34 +249,9 @@ def _both(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -
 @contextmanager
 def _citus(bindir: Path) -> Iterator[psycopg.Connection[Any]]:
     """Start a coordinator and two workers; yield a session of the coordinator."""
-    with tempfile.TemporaryDirectory() as name:
-        passwords = Path(name, "passwords")
-        passwords.touch(0o600)
-        Path(name).chmod(0o755)
-        environment = {"PGPASSFILE": str(passwords)}
-        with temporary_servers(3, settings=CITUS, bindir=bindir, env=environment) as servers:
-            (first, *workers), password = servers, _password(servers[0])
-            # One password for all: Citus gives the workers the coordinator's.
-            passwords.write_text(f"*:*:*:postgres:{password}\n", "utf-8")
-            if (account := server_account()) is not None:
-                os.chown(passwords, account.uid, account.gid)
-            for server in servers:
-                with psycopg.connect(server.url(), autocommit=True) as connection:
-                    connection.execute(
-                        sql.SQL("alter role postgres password {}").format(sql.Literal(password))
-                    )
-                    connection.execute("create extension citus")
-            with psycopg.connect(first.url(), autocommit=True) as coordinator:
-                coordinator.execute("select citus_set_coordinator_host('127.0.0.1', %s)", (first.port,))
-                for worker in workers:
-                    coordinator.execute("select citus_add_node('127.0.0.1', %s)", (worker.port,))
-                coordinator.execute(_THEIRS.encode())
-                yield coordinator
-
-
-def _password(server: EmbeddedServer) -> str:
-    file = Path(str(make_url(server.url()).query["passfile"]))
-    return file.read_text("utf-8").strip().rpartition(":")[2]
+    with running_citus(bindir, {"citus.shard_count": str(SHARDS)}) as citus, citus.connect() as coordinator:
+        coordinator.execute(_THEIRS.encode())
+        yield coordinator
 
 
 @contextmanager
@@ -333,8 +384,14 @@ def main() -> None:
         "bindir", type=Path, help="the bin folder of a PostgreSQL in which Citus is installed"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each, after one to warm up")
+    parser.add_argument("--ids", action="store_true", help="only the IDs of shards on Citus")
     arguments = parser.parse_args()
-    show(run(arguments.bindir.absolute(), arguments.rounds))
+    section = run_ids(arguments.bindir.absolute(), arguments.rounds)
+    show(section)
+    if not arguments.ids:
+        show(run(arguments.bindir.absolute(), arguments.rounds))
+    if not all(ratio.reached for ratio in section.ratios):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

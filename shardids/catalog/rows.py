@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, bindparam, text
@@ -170,6 +170,10 @@ SCHEMA_PREFIX = "shard_"
 """The default prefix of shards' schema names."""
 
 
+Engines = Literal["postgresql", "citus"]
+"""The program that places shards: shardids on plain servers, or Citus on the workers of a coordinator."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """The properties that are fixed when a cluster is made."""
@@ -178,6 +182,7 @@ class Description:
     layout: Layout
     shard_count: int
     schema_prefix: str
+    engine: Engines = "postgresql"
 
 
 class Catalog:
@@ -421,6 +426,7 @@ def describe_in(connection: Connection, url: URL) -> Description:
         layout=Layout(epoch_ms=row.epoch_ms, name=row.layout_name, **bits),
         shard_count=row.shard_count,
         schema_prefix=row.schema_prefix,
+        engine=row.engine,
     )
 
 

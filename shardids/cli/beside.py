@@ -1,18 +1,23 @@
-"""``shardids routes`` and ``cdc``."""
+"""``shardids routes`` and ``cdc``; on Citus also ``shard move`` and ``rebalance``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from shardids.cli.command import Run, refuse, takes
+from shardids.cli.copies import print_left
 from shardids.cli.printing import err, out, print_error, print_json
 from shardids.errors import BadArgument, ShardidsError
+from shardids.pg.notation import parse_shards
 
 if TYPE_CHECKING:
     from shardids.beside.capture import Capture
+    from shardids.beside.citus.workers import Transfer
+    from shardids.catalog.rows import Catalog
 
 _LISTEN = "127.0.0.1:20000"
 _DATABASE = "shardids"
@@ -144,3 +149,55 @@ def drop(run: Run) -> None:
         out.print(f'{"Would drop" if run.dry else "Dropped"} slot {one.slot} on node "{one.node}"')
     if not there:
         out.print("There is nothing to drop")
+
+
+def shown_workers(catalog: Catalog) -> dict[int, dict[str, object]]:
+    """Return a column for the list of shards: the worker of Citus that holds each."""
+    from shardids.beside.citus.workers import placed_on
+
+    return {
+        shard: {"worker": None if worker is None else str(worker)}
+        for shard, worker in placed_on(catalog).items()
+    }
+
+
+def move_on_citus(
+    run: Run, shards: Sequence[str] | None, to: str | None, on_busy: str, own: Mapping[str, object]
+) -> None:
+    """Move shards to a worker of Citus; ``own`` are options of moves that shardids itself makes."""
+    from shardids.beside.citus.workers import Worker, plan_move
+
+    refuse("to a cluster on Citus, which moves shards itself", **own)
+    if not shards or to is None:
+        raise BadArgument(
+            "which shards, and where?", hint="For example: shardids shard move 5 --to worker2:5432"
+        )
+    there = run.catalog
+    numbers = parse_shards(",".join(shards), there.describe().shard_count)
+    _carry_out(run, plan_move(there, numbers, Worker.parse(to)), on_busy)
+
+
+def rebalance_on_citus(run: Run, on_busy: str, own: Mapping[str, object]) -> None:
+    """Make the moves that Citus plans; ``own`` are options of plans that shardids itself makes."""
+    from shardids.beside.citus.workers import plan_rebalance
+
+    refuse("to a cluster on Citus, which plans the moves itself", **own)
+    _carry_out(run, plan_rebalance(run.catalog), on_busy)
+
+
+def _carry_out(run: Run, planned: Sequence[Transfer], on_busy: str) -> None:
+    from shardids.beside.citus.workers import move
+    from shardids.catalog.leases import OnBusy
+
+    if run.dry:
+        run.print_rows([one.row() for one in planned], empty="Nothing to move")
+        return
+    done, left = move(
+        run.catalog,
+        planned,
+        on_busy=OnBusy(on_busy),
+        on_begin=lambda one: err.print(f"shard {one.shard}: from {one.source} to {one.target}"),
+        on_wait=lambda _attempt, lease: err.print(f"waits for {lease}"),
+    )
+    run.print_rows([one.row() for one in done], empty="Nothing to move")
+    print_left(left)

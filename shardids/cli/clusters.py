@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,13 +26,22 @@ def init(
         str, typer.Option(metavar="NAME|T-S-Q[@EPOCH_MS]", help=f"{LAYOUTS}; fixed for good.")
     ] = "default",
     schema_prefix: Annotated[str, typer.Option(help="Prefix of the names of shards' schemas.")] = "shard_",
+    engine: Annotated[
+        Literal["postgresql", "citus"],
+        typer.Option(
+            help="Of citus: --catalog is the coordinator, which becomes the only node, and Citus places the"
+            " shards on its workers; fixed for good."
+        ),
+    ] = "postgresql",
 ) -> None:
     """Create the catalog of a new cluster. Idempotent."""
+    from shardids.beside.citus import setup
     from shardids.migrate.install import provision
 
     chosen = Layout.parse(layout)
     there = run.catalog
-    description = provision.init(there, chosen, shards, schema_prefix, dry_run=run.dry)
+    make = setup.init if engine == "citus" else provision.init
+    description = make(there, chosen, shards, schema_prefix, dry_run=run.dry)
     if chosen.negative_from is not None:
         err.print(
             f"[yellow]Warning:[/] layout {chosen.name} uses the sign bit: from"

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from shardids.cli.printing import print_error, print_json, print_rows
-from shardids.errors import BadArgument, ShardidsError
+from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.ids import PRESETS
 
 if TYPE_CHECKING:
@@ -93,8 +93,15 @@ class Run:
     """One run of a command: its common options, and the catalog, which is opened on first use."""
 
     def __init__(
-        self, *, catalog: str | None = None, dry: bool = False, yes: bool = False, as_json: bool = False
+        self,
+        command: str = "",
+        *,
+        catalog: str | None = None,
+        dry: bool = False,
+        yes: bool = False,
+        as_json: bool = False,
     ) -> None:
+        self._command = command
         self.url = catalog or ""
         self.dry = dry
         self.as_json = as_json
@@ -107,12 +114,29 @@ class Run:
 
         Raises:
             BadArgument: the command was given none.
+            ClusterConflict: the cluster is on Citus, and the command does not apply there.
         """
         if self._catalog is None:
             from shardids.catalog.rows import Catalog
 
             self._catalog = Catalog(self.required_url())
+            self._require_engine()
         return self._catalog
+
+    @property
+    def is_on_citus(self) -> bool:
+        """Whether Citus places the shards of the cluster."""
+        return self.catalog.describe().engine == "citus"
+
+    def _require_engine(self) -> None:
+        """Refuse a command that does not apply to a cluster on Citus, before it looks further."""
+        from shardids.beside.citus.refusals import REFUSED
+
+        if self._command in REFUSED and self.is_on_citus:
+            raise ClusterConflict(
+                f"this cluster is on Citus, where shardids {self._command} does not apply",
+                hint=REFUSED[self._command],
+            )
 
     def required_url(self) -> str:
         """Return the URL of ``--catalog``.
@@ -161,15 +185,16 @@ def takes(*options: Common) -> Callable[[Callable[..., None]], Callable[..., Non
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         common = [_COMMON[option] for option in options]
 
-        def called(**given: Any) -> None:
-            run = Run(**{name: given.pop(name) for name, _, _ in common})
+        def called(context: typer.Context, **given: Any) -> None:
+            run = Run(_words(context), **{name: given.pop(name) for name, _, _ in common})
             try:
                 command(run, **given)
             finally:
                 run.close()
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [one.replace(kind=keyword) for one in own]
+        parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+        parameters += [one.replace(kind=keyword) for one in own]
         parameters += [
             inspect.Parameter(name, keyword, annotation=kind, default=default)
             for name, kind, default in common
@@ -184,6 +209,13 @@ def takes(*options: Common) -> Callable[[Callable[..., None]], Callable[..., Non
         return called
 
     return decorate
+
+
+def _words(context: Any) -> str:
+    """Return the words of a command after the program's own name; ``context`` is Typer's, or ``None``."""
+    if context is None or context.parent is None:
+        return ""
+    return f"{_words(context.parent)} {context.info_name}".strip()
 
 
 def refuse(why: str, **given: object) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shardids.cli.beside import move_on_citus, rebalance_on_citus, shown_workers
 from shardids.cli.command import OnBusyOption, Run, TrustOption, refuse, takes
 from shardids.cli.copies import ShardsArgument, activate_shards, place_shards, print_left, purge_shards
 from shardids.cli.nodes import reset_clock
@@ -127,6 +128,7 @@ def list_shards(
     with Nodes(placement.nodes, there.url) as nodes:
         found = of_owners(visible_leases(there, nodes), placement.owners())
     leases = {number: f"{lease} ({lease.standing})" for number, lease in found.items()}
+    workers = shown_workers(there) if run.is_on_citus else {}
     rows = [
         {
             "shard": number,
@@ -135,6 +137,7 @@ def list_shards(
             "schema": schema_name(prefix, number),
             "state": "lost" if number in placement.lost else "active",
             "lease": leases.get(number),
+            **workers.get(number, {}),
         }
         for number, name in sorted(placement.owners().items())
         if node in (None, name)
@@ -257,6 +260,17 @@ def move_shards(
             on_busy=listed and on_busy != "wait",
             dry_run=listed and run.dry,
         )
+    if run.is_on_citus:
+        own: dict[str, object] = {
+            "back": back,
+            "resume": resume,
+            "abort": abort,
+            "list": listed,
+            "jobs": jobs != 1,
+        }
+        own |= {"offline": offline, "verify": verify, "max_pause": max_pause, "trust": trust}
+        move_on_citus(run, shards, to, on_busy, own)
+        return
     if offline:
         refuse("to --offline, which takes as long as it takes", max_pause=max_pause)
     if resume:
@@ -423,6 +437,16 @@ def rebalance(
     from shardids import mover
     from shardids.catalog.references import references_of
 
+    if run.is_on_citus:
+        own: dict[str, object] = {
+            "by": by != "size",
+            "drain": drain,
+            "exclude": exclude,
+            "margin": margin is not None,
+        }
+        own |= {"resume": resume, "verify": verify, "max_pause": max_pause, "trust": trust}
+        rebalance_on_citus(run, on_busy, own)
+        return
     options = _options(verify, max_pause, trust, on_busy)
     if drain is not None:
         refuse("to --drain, which leaves nothing", margin=margin is not None)

@@ -9,4 +9,4 @@ drop table shardids_catalog.moved_id_list, shardids_catalog.moved_key, shardids_
   shardids_catalog.loss, shardids_catalog.move, shardids_catalog.key_move, shardids_catalog.skipped, shardids_catalog.placement, shardids_catalog.node, shardids_catalog.region,
   shardids_catalog.cluster;
 drop function shardids_catalog.key_digest(text, text), shardids_catalog.plain_digest(text, text), shardids_catalog.lock_homes(), shardids_catalog.stamp_home(),
-  shardids_catalog.keep_gone_home(), shardids_catalog.homes_changed(), shardids_catalog.refuse_while_references_change(), shardids_catalog.changed(), shardids_catalog.grant_usage(name), shardids_catalog.wait_for_grants(interval);
+  shardids_catalog.keep_gone_home(), shardids_catalog.homes_changed(), shardids_catalog.refuse_beside_citus(), shardids_catalog.refuse_while_references_change(), shardids_catalog.changed(), shardids_catalog.grant_usage(name), shardids_catalog.wait_for_grants(interval);

@@ -1,7 +1,8 @@
 -- Purpose:    the catalog: the layout of the cluster, its nodes, and which node holds which shard.
 --             It never holds a password.
 -- Settings:   shardids.cluster (uuid), shardids.layout_name, shardids.epoch_ms, shardids.time_bits,
---             shardids.shard_bits, shardids.sequence_bits, shardids.schema_prefix, shardids.shard_count
+--             shardids.shard_bits, shardids.sequence_bits, shardids.schema_prefix, shardids.shard_count,
+--             shardids.engine (postgresql if unset)
 -- Locks:      none beyond those of CREATE. Every change of nodes, regions or placement locks the row of
 --             cluster until commit, so that versions are handed out in the order of the commits.
 -- Privileges: CREATE on the database.
@@ -18,6 +19,7 @@ create table shardids_catalog.cluster (
   sequence_bits integer     not null,
   schema_prefix text        not null,
   shard_count   integer     not null check (shard_count between 1 and 1 << shard_bits),
+  engine        text        not null default 'postgresql' check (engine in ('postgresql', 'citus')),
   old_ids_below bigint      check (old_ids_below > 0),
   version       bigint      not null default 1,
   homes_version bigint      not null default 0,
@@ -26,6 +28,7 @@ create table shardids_catalog.cluster (
 );
 
 comment on table shardids_catalog.cluster is 'The cluster; everything but the versions is fixed for good, old_ids_below once it is written';
+comment on column shardids_catalog.cluster.engine is 'citus: this database is a Citus coordinator and the only node; Citus places the shards on its workers';
 comment on column shardids_catalog.cluster.old_ids_below is 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
 comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes, regions, placement or the directory of keys';
 comment on column shardids_catalog.cluster.homes_version is 'The version of the last change of the directory of keys; 0: none';
@@ -128,11 +131,12 @@ comment on table shardids_catalog.skipped is
 comment on column shardids_catalog.skipped.at is 'When shardids shard reset-clock wrote it';
 
 insert into shardids_catalog.cluster
-  (id, layout_name, epoch_ms, time_bits, shard_bits, sequence_bits, schema_prefix, shard_count)
+  (id, layout_name, epoch_ms, time_bits, shard_bits, sequence_bits, schema_prefix, shard_count, engine)
 select current_setting('shardids.cluster')::uuid, current_setting('shardids.layout_name'),
        current_setting('shardids.epoch_ms')::bigint, current_setting('shardids.time_bits')::integer,
        current_setting('shardids.shard_bits')::integer, current_setting('shardids.sequence_bits')::integer,
-       current_setting('shardids.schema_prefix'), current_setting('shardids.shard_count')::integer;
+       current_setting('shardids.schema_prefix'), current_setting('shardids.shard_count')::integer,
+       coalesce(nullif(current_setting('shardids.engine', true), ''), 'postgresql');
 
 create function shardids_catalog.changed() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$

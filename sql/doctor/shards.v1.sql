@@ -54,7 +54,11 @@ left join lateral (
             format('RETURN COALESCE(NULLIF(LEAST(%1$s, %4$L::bigint), %4$L::bigint), NULLIF(LEAST(%2$s, %4$L::bigint), %4$L::bigint), %3$s)',
                    calls.draw, calls.follow, calls.late, shardids.id_of(k.first_tick, 0)),
             format('RETURN COALESCE(%s)', calls.late))) as limit_tick
-  from (select pg_get_function_sqlbody(next_id.oid) as printed) body,
+  from (select coalesce(pg_get_function_sqlbody(next_id.oid),
+                        case when starts_with(next_id.prosrc, format('begin if pg_catalog.to_regclass(%L) is null then raise exception ',
+                                                                     format('%I.id_offset', there.schema)))
+                                  and (select n.engine from shardids.node n) = 'citus'
+                        then 'RETURN ' || replace(substring(next_id.prosrc from '; end if; return (.*); end$'), 'pg_catalog.', '') end) as printed) body,
        (select format('shardids.current_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
                       '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id) as draw,
                format('shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)', there.schema, there.id) as follow,

@@ -209,27 +209,37 @@ begin
 end
 $$;
 
--- The shard's own next_id(). While it has ticks to pass over, an ID that is not below them is given up, and the draw goes to
+-- The shard's own next_id(). On Citus it is one call in PL/pgSQL: the coordinator evaluates each function of an expression by
+-- itself, for each row, and all branches of a COALESCE. Its body is on every node of Citus, and only the coordinator has the
+-- sequences: so only there does it get past its first statement. While it has ticks to pass over, an ID that is not below them is given up, and the draw goes to
 -- late_id_N(), which looks at them; where IDs turn negative all draws do.
 create function shardids.define_next_id(shard integer, schema name, called name default 'next_id') returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   skips_from constant bigint := shardids.skips_from(shard);
   below constant bigint := shardids.id_of(skips_from, 0);
-  draw text := 'shardids.current_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
-  follow text := 'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
+  is_distributed constant boolean := (select n.engine = 'citus' from shardids.node n);
+  draw text := 'shardids.current_id(pg_catalog.pg_sequence_last_value(''%1$I.id_offset''::pg_catalog.regclass), '
+    '''%1$I.id_counter''::pg_catalog.regclass, ''%1$I.id_offset''::pg_catalog.regclass, %2$s)';
+  follow text := 'shardids.lagging_id(''%1$I.id_counter''::pg_catalog.regclass, ''%1$I.id_offset''::pg_catalog.regclass, %2$s)';
 begin
   if skips_from is not null then
-    draw := format('nullif(least(%s, %s), %s)', draw, below, below);
-    follow := format('nullif(least(%s, %s), %s)', follow, below, below);
+    draw := format('NULLIF(LEAST(%1$s, %2$L::bigint), %2$L::bigint)', draw, below);
+    follow := format('NULLIF(LEAST(%1$s, %2$L::bigint), %2$L::bigint)', follow, below);
   end if;
   -- A new shard's is not there yet: to replace one would leave it to the role that put it there.
   execute format(
-    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language sql volatile parallel unsafe return coalesce('
+    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language '
+    || case when is_distributed
+            then 'plpgsql volatile parallel unsafe as $body$begin if pg_catalog.to_regclass(%4$L) is null then '
+                 'raise exception using errcode = ''SI001'', message = ''shard %2$s issues IDs on the coordinator of Citus only'', '
+                 'hint = ''Send the statement to the coordinator. INSERT ... SELECT from tables of shards: through a temporary table.''; end if; return '
+            else 'sql volatile parallel unsafe return ' end
+    || 'COALESCE('
     || case when skips_from is null or shardids.time_bits() + shardids.shard_bits() + shardids.sequence_bits() < 64
             then draw || ', ' || follow || ', ' else '' end
-    || '%1$I.late_id_%2$s(''%1$I.id_offset''::regclass))', schema, shard, called);
+    || '%1$I.late_id_%2$s(''%1$I.id_offset''::pg_catalog.regclass))' || case when is_distributed then '; end$body$' else '' end,
+    schema, shard, called, format('%I.id_offset', schema));
 end
 $$;
 
@@ -434,6 +444,9 @@ begin
   end if;
   perform shardids.wait_for_lock(1936220517, shard);
   if to_regnamespace(quote_ident(schema)) is null then
+    if (select n.engine from shardids.node n) = 'citus' then
+      perform set_config('citus.enable_schema_based_sharding', 'on', true);
+    end if;
     execute format('create schema %I authorization %I', schema, owner);
   elsif not has_schema_privilege(current_user, quote_ident(schema)::regnamespace, 'create') then
     raise insufficient_privilege using

@@ -113,29 +113,66 @@ declare
   raised bigint;
   is_locked boolean;
 begin
-  target := shardids.clock_offset(counter);
-  is_locked := case when shardids.is_late(seen, target)
-                    then case when case when shardids.is_near(seen, target)
-                                   then shardids.is_bound(counter, id_offset, shard) end
-                                or shardids.is_followed(counter, id_offset, shard, seen, target)
-                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
-                    else false end;
-  if is_locked then
-    -- Nobody else changes it now.
-    raised := pg_catalog.pg_sequence_last_value(id_offset);
-    while shardids.is_late(raised, target) loop
-      raised := shardids.raised(raised, target, id_offset);
-    end loop;
-    is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+  -- Any session can set such a name: the node knows.
+  if pg_catalog.current_setting('citus.version', true) is not null and exists (select from shardids.node n where n.engine operator(pg_catalog.=) 'citus') then
+    return shardids.catch_up_on_citus(seen, counter, id_offset, shard);
   end if;
-  return is_locked;
-exception when query_canceled or assert_failure or others then
-  if is_locked then
-    perform pg_catalog.pg_advisory_unlock(1936220516, shard);
-  end if;
-  raise;
+  begin
+    target := shardids.clock_offset(counter);
+    is_locked := case when shardids.is_late(seen, target)
+                      then case when case when shardids.is_near(seen, target)
+                                     then shardids.is_bound(counter, id_offset, shard) end
+                                  or shardids.is_followed(counter, id_offset, shard, seen, target)
+                           then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
+                      else false end;
+    if is_locked then
+      -- Nobody else changes it now.
+      raised := pg_catalog.pg_sequence_last_value(id_offset);
+      while shardids.is_late(raised, target) loop
+        raised := shardids.raised(raised, target, id_offset);
+      end loop;
+      is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+    end if;
+    return is_locked;
+  exception when query_canceled or assert_failure or others then
+    if is_locked then
+      perform pg_catalog.pg_advisory_unlock(1936220516, shard);
+    end if;
+    raise;
+  end;
 end
 $$;
+
+-- The same without a subtransaction, which Citus makes a SAVEPOINT on every worker: not possible in the middle of a COPY. The lock is
+-- taken, used and given back in one expression of built-in and inlined functions, which no cancel interrupts: only an error of the
+-- sequence's file, or of a lock on the sequence that somebody else holds, could leave it with the session. What was read before
+-- the lock is compared under it.
+create function shardids.catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer) returns boolean
+language plpgsql stable parallel unsafe as $$
+declare
+  target constant bigint := shardids.clock_offset(counter);
+  raised bigint := seen;
+begin
+  if not shardids.is_late(seen, target) then
+    return false;
+  elsif not coalesce(case when shardids.is_near(seen, target) then shardids.is_bound(counter, id_offset, shard) end, false)
+        and not shardids.is_followed(counter, id_offset, shard, seen, target) then
+    return null;
+  end if;
+  while shardids.is_late(raised, target) loop
+    raised := case when pg_catalog.pg_try_advisory_lock(1936220516, shard)
+                   then coalesce(case when pg_catalog.pg_sequence_last_value(id_offset) operator(pg_catalog.=) raised
+                                      then shardids.raised(raised, target, id_offset) end,
+                                 pg_catalog.pg_sequence_last_value(id_offset))
+                        operator(pg_catalog.+) case when pg_catalog.pg_advisory_unlock(1936220516, shard) then 0 end
+                   end;
+  end loop;
+  return false;
+end
+$$;
+
+comment on function shardids.catch_up_on_citus(bigint, regclass, regclass, integer) is
+  'What catch_up() does on a server with Citus, without a subtransaction; for catch_up() only';
 
 comment on function shardids.catch_up(bigint, regclass, regclass, integer) is
   'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
@@ -727,7 +764,7 @@ comment on function shardids.set_aside(regclass, integer, integer, bigint) is
   'Sets n consecutive ticks of a shard aside, or raises it past a tick';
 
 revoke execute on function
-  shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
+  shardids.catch_up_on_citus(bigint, regclass, regclass, integer), shardids.bound_to(regclass, integer), shardids.is_bound(regclass, regclass, integer), shardids.clock_offset(regclass),
   shardids.is_late(bigint, bigint), shardids.is_near(bigint, bigint), shardids.is_followed(regclass, regclass, integer, bigint, bigint),
   shardids.is_free(integer, bigint), shardids.begin_ms(bigint, bigint, bigint, bigint, boolean), shardids.wait_ms(bigint, bigint, bigint, boolean),
   shardids.is_believed(bigint), shardids.reached_ms(regclass, regclass, bigint), shardids.noted_steps(), shardids.note_step(bigint, bigint), shardids.past_skipped(integer, bigint, bigint),

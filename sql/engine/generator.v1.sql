@@ -11,9 +11,14 @@ declare
   owner constant name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
   base constant bigint := shardids.incarnation();
   now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  propagation constant text := current_setting('citus.enable_ddl_propagation', true);
   counter regclass;
   id_offset regclass;
 begin
+  -- On Citus: the generator is the coordinator's alone. Citus itself takes next_id() to its workers with the first table.
+  if propagation is not null then
+    perform set_config('citus.enable_ddl_propagation', 'off', true);
+  end if;
   execute format('create sequence %I.id_counter as bigint no cycle', schema);
   counter := format('%I.id_counter', schema)::regclass;
   -- One nextval of id_offset is a step of 16 ms.
@@ -60,6 +65,9 @@ begin
   end if;
   execute format('alter function %1$I.next_id_%2$s() rename to next_id; alter function %1$I.next_ids_%2$s(integer) rename to next_ids',
                  schema, shard);
+  if propagation is not null then
+    perform set_config('citus.enable_ddl_propagation', propagation, true);
+  end if;
   -- Issues IDs from now on: if this is rolled back, the sequences go with it.
   if now_ms >= 1::bigint << shardids.time_bits() then
     perform shardids.refuse('SI006', shard);

@@ -1,5 +1,5 @@
 -- Purpose:    what this database knows of itself and of the shards it holds.
--- Settings:   shardids.cluster (uuid), shardids.node (name)
+-- Settings:   shardids.cluster (uuid), shardids.node (name), shardids.engine (postgresql if unset)
 -- Locks:      none beyond those of CREATE.
 -- Privileges: CREATE on schema shardids.
 
@@ -7,6 +7,7 @@ create table shardids.node (
   only_row      boolean  primary key default true check (only_row),
   name          text     not null,
   cluster       uuid     not null,
+  engine        text     not null default 'postgresql' check (engine in ('postgresql', 'citus')),
   on_copy       text     not null default 'refuse' check (on_copy in ('refuse', 'warn')),
   -- A draw looks at max_ahead only when its tick is a minute ahead of the clock.
   max_ahead     interval not null default '1 hour' check (max_ahead between '1 minute' and '10 years'),
@@ -24,6 +25,7 @@ create table shardids.node (
 );
 
 comment on table shardids.node is 'This database as a node of a shardids cluster, and its settings';
+comment on column shardids.node.engine is 'citus: this database is a Citus coordinator, and its shards'' schemas are distributed';
 comment on column shardids.node.on_copy is 'What a copied shard does until it is activated: refuse to draw, or warn and draw';
 comment on column shardids.node.max_ahead is 'How far a shard''s IDs may run ahead of this server''s clock';
 comment on column shardids.node.safety_margin is 'How far IDs jump ahead of the clock after a restart; up to three times as far after several, and four times after a promotion';
@@ -35,8 +37,9 @@ comment on column shardids.node.max_reserve is 'How many IDs one call may reserv
 
 comment on column shardids.node.sees_all is 'Whether the owner could read all statistics at installation: see shardids.incarnation';
 
-insert into shardids.node (name, cluster)
-values (current_setting('shardids.node'), current_setting('shardids.cluster')::uuid);
+insert into shardids.node (name, cluster, engine)
+values (current_setting('shardids.node'), current_setting('shardids.cluster')::uuid,
+        coalesce(nullif(current_setting('shardids.engine', true), ''), 'postgresql'));
 
 create table shardids.shard (
   id              integer     primary key check (id between 0 and (1 << shardids.shard_bits()) - 1),

@@ -23,5 +23,7 @@ begin
       hint = 'Try again. A session that holds it for long can be ended with pg_terminate_backend(pid).';
   end;
   perform pg_catalog.set_config('lock_timeout', patience, true);
+  -- On Citus: shardids' own objects are the coordinator's alone. Elsewhere nobody reads the setting.
+  perform pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true);
 end
 $do$;

@@ -19,6 +19,7 @@ from shardids.watch import doctor
 from tests.support.capture import Change, Consumer, read
 from tests.support.clusters import command_here
 from tests.support.moves import TwoNodes, Writers, schema, two_nodes
+from tests.support.standbys import Standby, standby_of
 from tests.support.waiting import wait_for
 
 
@@ -203,3 +204,72 @@ def test_each_change_comes_once_and_in_order_while_a_shard_moves(nodes: TwoNodes
     assert replay(new, f"{s}.photos").keys() == photos - before
     written = sum(len(one.users) + len(one.deleted) for one in writers.written)
     assert sum(one.kind == "insert" and one.table == f"{s}.users" for one in merged) == written
+
+
+SYNCHRONISING = {
+    "primary_slot_name": "standby",
+    "hot_standby_feedback": "on",
+    "sync_replication_slots": "on",
+}
+"""Settings of a standby that keeps the slots of its primary, as docs/how-to/capture-changes.md lists them."""
+
+
+@pytest.fixture
+def with_standby(new_enough: None) -> Iterator[tuple[TwoNodes, Standby]]:
+    """Two nodes, and a standby of node b that keeps its slots."""
+    with temporary_servers(2) as servers, standby_of(servers[1]) as standby:
+        nodes = two_nodes(servers, 2)
+        with nodes.connected("b") as primary, psycopg.connect(standby.url(), autocommit=True) as db:
+            if primary.info.server_version < 170000:
+                pytest.skip("PostgreSQL 16 does not synchronise slots")
+            primary.execute("select pg_create_physical_replication_slot('standby')")
+            for name, value in SYNCHRONISING.items():
+                db.execute(f"alter system set {name} = '{value}'")
+            primary.execute("alter system set synchronized_standby_slots = 'standby'")
+            for each in (db, primary):
+                each.execute("select pg_reload_conf()")
+        yield nodes, standby
+        nodes.catalog.close()
+
+
+@pytest.mark.long
+def test_the_stream_goes_on_from_a_promoted_standby(with_standby: tuple[TwoNodes, Standby]) -> None:
+    nodes, standby = with_standby
+    table = f"{schema(1)}.notes"
+    more = f"insert into {table} (n) select n from generate_series(1, 200) n"
+    assert run(nodes, "create")[0] == 0
+    (slot,) = (one.slot for one in capture.status(nodes.catalog) if one.node == "b")
+    merged, position = list[Change](), ""
+    with nodes.connected("b") as primary, psycopg.connect(standby.url(), autocommit=True) as db:
+        key = f"id bigint primary key default {schema(1)}.next_id()"
+        primary.execute(f"create table {table} ({key}, n integer)")
+
+        def is_there() -> bool:
+            primary.execute("select pg_log_standby_snapshot()")
+            merged.extend(read(primary, slot))
+            query = (
+                "select count(*) from pg_replication_slots where slot_name = %s and synced and not temporary"
+            )
+            return db.execute(query, [slot]).fetchone() == (1,)
+
+        wait_for(is_there, "the standby has the slot")
+        for _ in range(5):
+            primary.execute(more)
+            merged += read(primary, slot)
+        query = "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
+        (position,) = primary.execute(query, [slot]).fetchone()
+        primary.execute(more)
+        nodes.servers["b"].kill()
+        db.execute("select pg_promote()")
+        words = ("node", "replace", "b", "--url", standby.url())
+        replaced = command_here(*words, SHARDIDS_CATALOG=nodes.catalog_url)
+        assert replaced.returncode == 0, replaced.stderr
+        code, out, err = run(nodes, "status")
+        assert (code, slot in out) == (0, True), err
+        db.execute(more)
+        # As START_REPLICATION does with the position that a consumer has stored.
+        db.execute("select pg_replication_slot_advance(%s, %s)", [slot, position])
+        merged += read(db, slot)
+        ids = Counter(int(one.row["id"] or 0) for one in merged if one.table == table)
+        assert ids == Counter(id_ for (id_,) in db.execute(f"select id from {table}"))
+        assert len(ids) >= 1200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -64,8 +64,8 @@ class Standby:
 
 
 @contextmanager
-def standby_of(primary: Server) -> Iterator[Standby]:
-    """A standby, as ``pg_basebackup`` makes one; it ends with the block."""
+def standby_of(primary: Server, env: Mapping[str, str] | None = None) -> Iterator[Standby]:
+    """A standby, as ``pg_basebackup`` makes one; it ends with the block. ``env`` adds to its environment."""
     account = server_account()
     port = free_port()
     with public_folder() as folder:
@@ -82,7 +82,11 @@ def standby_of(primary: Server) -> Iterator[Standby]:
 
         def start() -> None:
             failure = postmaster.try_start(
-                command, watchdog=watchdog, log_file=folder / "log", env={"LC_ALL": "C"}, account=account
+                command,
+                watchdog=watchdog,
+                log_file=folder / "log",
+                env={"LC_ALL": "C", **(env or {})},
+                account=account,
             )
             assert failure is None, failure
 

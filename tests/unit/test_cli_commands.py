@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from shardids import mover
+from shardids.beside.citus.refusals import REFUSED
 from shardids.catalog import counters as catalog_counters
 from shardids.catalog.rows import SCHEMA_PREFIX
 from shardids.cli import COMMANDS, app, shards
@@ -23,6 +24,20 @@ from shardids.tables import transactions
 
 ROOT = Path(__file__).parents[2]
 MOST_COMMANDS = 86
+ON_CITUS = {
+    *("init", "grant", "upgrade", "doctor", "console", "metrics", "routes", "rebalance", "transactions"),
+    *("node list", "node accept-contract", "node confirm-clock", "region list"),
+    *(
+        "shard create",
+        "shard list",
+        "shard accept-schema",
+        "shard move",
+        "shard reset-clock",
+    ),
+    *("migrate revision", "migrate up", "migrate down", "migrate stamp", "migrate status", "migrate check"),
+    *("id stats", "id decode", "id encode", "id range", "id next"),
+}
+"""The commands with a catalog that a cluster on Citus does not refuse."""
 SQL_STACK = ("sqlalchemy", "psycopg", "alembic", "mako", "numpy", "tomlkit")
 OUR_OWN = (
     "shardids.adopt",
@@ -118,6 +133,16 @@ def test_the_help_has_five_groups_in_one_piece_each() -> None:
 
 def test_a_user_can_survey_the_commands() -> None:
     assert sum(not hasattr(command, "commands") for command in ALL.values()) <= MOST_COMMANDS
+
+
+def test_each_command_applies_to_a_cluster_on_citus_or_is_refused_there() -> None:
+    of_a_cluster = {
+        " ".join(path)
+        for path, command in ALL.items()
+        if any(one.name == "catalog" for one in command.params)
+    }
+    assert {*REFUSED} | ON_CITUS == of_a_cluster
+    assert not {*REFUSED} & ON_CITUS
 
 
 def test_the_pages_of_the_commands_say_what_each_is_for_in_full(tmp_path: Path) -> None:

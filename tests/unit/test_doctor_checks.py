@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from shardids import Layout, primary_key, sharding_key
 from shardids.beside.capture import Capture
+from shardids.beside.citus.facts import CitusFacts
 from shardids.catalog.rows import Description
 from shardids.catalog.shards import Shard
 from shardids.catalog.topology import Node
@@ -25,7 +26,8 @@ from shardids.pg.schemas import Stranger
 from shardids.watch import doctor
 from shardids.watch.doctor.access import schema_owner
 from shardids.watch.doctor.capture import capture_incomplete
-from shardids.watch.doctor.findings import Severity, call
+from shardids.watch.doctor.citus import citus_second_issuer, citus_shard_local, citus_worker_away
+from shardids.watch.doctor.findings import Check, Severity, call
 from shardids.watch.doctor.generators import clocks_apart, tick_rate, ticks_ahead, years_left
 from shardids.watch.doctor.leftovers import lock_held, slot_inactive
 from shardids.watch.doctor.nodes import node_contract, nodes_differ
@@ -266,6 +268,23 @@ CAPTURE = Capture(
     failover=None,
     asked='START_REPLICATION SLOT "x" LOGICAL 0/0 ("proto_version" \'1\', "origin" \'none\')',
 )
+
+
+def test_citus_has_one_issuer_and_every_table_on_a_worker() -> None:
+    well = CitusFacts(local_schemas=(), local_tables={}, issuers={}, unheard={}, inactive=())
+
+    def found(check: Check, citus: CitusFacts | None) -> list[str]:
+        node = NodeFacts(node=Node(name="coordinator", url=""), citus=citus)
+        return [one.what for one in check.findings(replace(FACTS, nodes={"coordinator": node}))]
+
+    for check in (citus_second_issuer, citus_shard_local, citus_worker_away):
+        assert found(check, None) == found(check, well) == []
+    issuers = {"w:1": ("shard_0003", "shard_0004")}
+    assert "worker w:1 has sequences" in found(citus_second_issuer, replace(well, issuers=issuers))[0]
+    local = found(citus_shard_local, replace(well, local_schemas=(3,), local_tables={3: ("t",), 4: ("t",)}))
+    assert local == ["shard 3: the schema is not distributed", "shard 4: on the coordinator only: t"]
+    away = found(citus_worker_away, replace(well, unheard={"w:1": "refused"}, inactive=("w:2",)))
+    assert away == ["worker w:1 does not answer the coordinator: refused", "worker w:2 is not active"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def upgrade() -> None:
         "catalog/key_moves.v1.sql",
         "views/query_node.v1.sql",
         "catalog/routes.v1.sql",
+        "catalog/engine.v1.sql",
     )
 
 

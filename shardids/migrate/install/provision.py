@@ -15,7 +15,7 @@ from shardids.catalog.keys.copies import bring_to
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.recorded import contract_of, write_contract
 from shardids.catalog.references import references_of, require_none
-from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, describe_in
+from shardids.catalog.rows import SCHEMA_PREFIX, Catalog, Description, Engines, describe_in
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import REFERENCE_SCHEMA, Node, validate_node_name, validate_schema_prefix
 from shardids.errors import BadArgument, ClusterConflict, StatementFailed
@@ -40,11 +40,13 @@ def init(
     shard_count: int,
     schema_prefix: str = SCHEMA_PREFIX,
     *,
+    engine: Engines = "postgresql",
     dry_run: bool = False,
 ) -> Description:
     """Create the catalog, or return the existing one if it has exactly this description.
 
-    With ``dry_run`` the transaction is rolled back.
+    With ``dry_run`` the transaction is rolled back. For ``engine`` "citus":
+    :func:`shardids.beside.citus.setup.init`, which calls this.
 
     Raises:
         BadArgument: ``shard_count`` does not fit the layout, the layout's time has ended, or the prefix is
@@ -62,6 +64,7 @@ def init(
     settings = trees.layout_settings(layout, schema_prefix) | {
         "cluster": str(uuid4()),
         "shard_count": str(shard_count),
+        "engine": engine,
     }
     with catalog.engine.connect() as connection, connection.begin() as transaction:
         require_create(connection, "the catalog")
@@ -74,6 +77,7 @@ def init(
         ("layout", layout, there.layout),
         ("number of shards", shard_count, there.shard_count),
         ("schema prefix", schema_prefix, there.schema_prefix),
+        ("engine", engine, there.engine),
     ):
         if wanted != found:
             raise ClusterConflict(
@@ -100,8 +104,8 @@ def add_node(
 
     Raises:
         ClusterConflict: the database is a template, a node of another cluster, or another node of this one;
-            or it has another region; or the cluster has reference tables, the name is new, and not
-            ``with_references``.
+            or it has the extension citus in a cluster that is not on Citus; or it has another region; or the
+            cluster has reference tables, the name is new, and not ``with_references``.
         MissingPrivilege: the role may not create a schema there, or schema ``shardids`` belongs to another.
         ConnectionFailed, UnsupportedServer, BadArgument: as their own descriptions say.
     """
@@ -111,7 +115,7 @@ def add_node(
     node = Node(name=validate_node_name(name), url=url, region=region)
     catalog.check_node(node)
     settings = trees.layout_settings(description.layout, description.schema_prefix)
-    settings |= {"cluster": str(description.cluster), "node": name}
+    settings |= {"cluster": str(description.cluster), "node": name, "engine": description.engine}
     with (
         Nodes({name: node}, catalog.url) as nodes,
         nodes[name].connect() as connection,
@@ -119,6 +123,8 @@ def add_node(
     ):
         require_create(connection, f'node "{name}"')
         _refuse_template(connection, f'node "{name}"')
+        if description.engine == "postgresql":
+            _refuse_citus(connection, f'node "{name}"')
         trees.upgrade(connection, "node", settings)
         _check_claim(connection, name, description)
         if fault := install_reader(connection):
@@ -148,6 +154,15 @@ def _refuse_template(connection: Connection, where: str) -> None:
         raise ClusterConflict(
             f'{where}: database "{name}" is a template: CREATE DATABASE copies it with all that is in it',
             hint=hint,
+        )
+
+
+def _refuse_citus(connection: Connection, where: str) -> None:
+    """Refuse a database that is part of Citus as a plain node: Citus would take the engine to its workers."""
+    if connection.scalar(text("select exists (select from pg_extension where extname = 'citus')")):
+        raise ClusterConflict(
+            f"{where}: the database has the extension citus",
+            hint="Make a cluster on Citus, with the catalog in its coordinator: shardids init --engine citus",
         )
 
 

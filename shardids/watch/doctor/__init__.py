@@ -1,7 +1,7 @@
 """Examination of a cluster: ``ask`` gathers facts from all nodes at once, checks judge them.
 
 Facts are plain records (``facts``). Each check is a pure function of them, in the module of its topic:
-placement, nodes, generators, tables, leftovers, capture, references, access, contents. :func:`examine`
+placement, nodes, generators, tables, leftovers, capture, citus, references, access, contents. :func:`examine`
 changes nothing and installs nothing: the objects that it creates for the comparison of the engine are
 temporary and rolled back, and it does not create them with a read-only catalog.
 """
@@ -18,6 +18,7 @@ from shardids.errors import BadArgument
 from shardids.watch.doctor import (
     access,
     capture,
+    citus,
     contents,
     generators,
     leftovers,
@@ -33,7 +34,18 @@ from shardids.watch.facts.rows import ShardingKey
 
 CHECKS: Final = tuple(
     one
-    for module in (placement, nodes, generators, tables, leftovers, capture, references, access, contents)
+    for module in (
+        placement,
+        nodes,
+        generators,
+        tables,
+        leftovers,
+        capture,
+        citus,
+        references,
+        access,
+        contents,
+    )
     for one in vars(module).values()
     if isinstance(one, Check)
 )

@@ -8,6 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from shardids.beside.capture import Capture
+from shardids.beside.citus.facts import CitusFacts
 from shardids.catalog.keys.copies import CopyState
 from shardids.catalog.keys.homes import Home
 from shardids.catalog.objects import SchemaObject
@@ -331,6 +332,7 @@ class NodeFacts:
     invalid_indexes: Sequence[InvalidIndex] = ()
     leftovers: Sequence[Leftover] = ()
     capture: Capture | None = None
+    citus: CitusFacts | None = None
     strays: Sequence[Stray] = ()
     sequences: Sequence[GeneratorSequence] = ()
     lock_holders: Sequence[LockHolder] = ()

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection, Engine, text
 
 from shardids.beside.capture import read_capture
+from shardids.beside.citus.facts import read_facts
 from shardids.catalog.keys.copies import catalog_state, node_state
 from shardids.catalog.keys.homes import homeless
 from shardids.catalog.nodes import Nodes
@@ -257,6 +258,7 @@ def _node_facts(
         "invalid_indexes": _read_invalid_indexes(connection),
         "leftovers": read(connection, "doctor/leftovers.v1", Leftover),
         "capture": read_capture(connection, description.cluster, engine.name),
+        "citus": read_facts(connection) if description.engine == "citus" else None,
         "strays": read(connection, "doctor/strays.v1", Stray),
         "sequences": read(connection, "doctor/sequences.v1", GeneratorSequence),
         "strangers": _read_strangers(connection, shards),
