@@ -11,6 +11,7 @@
 -- rows pass by a row of key_return, which is visible when they are.
 
 create table shardids.key_change (
+  id   bigint generated always as identity primary key,
   move bigint not null,
   part integer not null,
   key  jsonb   not null,
@@ -20,6 +21,7 @@ create table shardids.key_change (
 create index key_change_xact on shardids.key_change (move, xact);
 
 comment on table shardids.key_change is 'Primary keys of rows that changed in tables of a key that is being moved to another shard';
+comment on column shardids.key_change.id is 'For publications of all tables, which need a key';
 comment on column shardids.key_change.move is 'The number of the move in shardids_catalog.key_move';
 comment on column shardids.key_change.part is 'The position of the table among those of the move';
 

@@ -84,7 +84,7 @@ def test_a_writer_that_crashes_sends_no_row_again_that_a_node_was_given(
     read = following._read
 
     def read_later(*arguments: Any) -> Any:
-        # After the slot was made, and before its rows are read: it is among these, and is not to be sent again.
+        # After the slot was made, before its rows are read: it is among these, and is not to be sent again.
         with nodes.cluster.reference_session() as session, session.begin():
             session.add(Country(code="NO", name="Norway"))
         return read(*arguments)

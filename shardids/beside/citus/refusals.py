@@ -15,6 +15,7 @@ _LOOKUPS = "A look-up takes triggers on the tables of shards, which Citus does n
 _COUNTERS = "A counter keeps its numbers in tables of the shard, which would be on a worker."
 _CAPTURE = "The rows are on the workers: see citus.enable_change_data_capture in Citus's documentation."
 _ADOPTION = "Load rows by COPY through the coordinator: shardids adopts into plain servers."
+_TENANTS = "A shard moves as a whole: shardids shard move. A key's rows stay in the shard of its hash."
 _LOAD = "COPY … FROM through the coordinator draws an ID for each row."
 
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
@@ -55,6 +56,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
             ),
             _ADOPTION,
         ),
+        **dict.fromkeys(("tenant move", "tenant list", "tenant show", "tenant top", "tenant sync"), _TENANTS),
         "load": _LOAD,
         "shard activate": "There is one copy. On the coordinator: select shardids.activate(SHARD)",
         "restore-point": "select citus_create_restore_point(NAME)",

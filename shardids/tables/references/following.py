@@ -236,7 +236,7 @@ def detach(work: Work, reader: Side) -> None:
 
 @contextmanager
 def _early_slot(writer: Side, name: str, *, patience: str | None = None) -> Iterator[Connection]:
-    """Yield a session with a temporary slot, for which PostgreSQL waits for all transactions that write there."""
+    """Yield a session with a temporary slot; PostgreSQL waits for all transactions that write there."""
     timeout = patience or _SLOT_TIMEOUT
     with writer.autocommit() as connection:
         connection.execute(text("select set_config('statement_timeout', :t, false)"), {"t": timeout})

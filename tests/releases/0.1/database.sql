@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 73753178406912
+    START WITH 73847667687424
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 73809012981761
+    START WITH 73903502262273
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -1054,27 +1054,33 @@ declare
   raised bigint;
   is_locked boolean;
 begin
-  target := shardids.clock_offset(counter);
-  is_locked := case when shardids.is_late(seen, target)
-                    then case when case when shardids.is_near(seen, target)
-                                   then shardids.is_bound(counter, id_offset, shard) end
-                                or shardids.is_followed(counter, id_offset, shard, seen, target)
-                         then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
-                    else false end;
-  if is_locked then
-    -- Nobody else changes it now.
-    raised := pg_catalog.pg_sequence_last_value(id_offset);
-    while shardids.is_late(raised, target) loop
-      raised := shardids.raised(raised, target, id_offset);
-    end loop;
-    is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+  -- Any session can set such a name: the node knows.
+  if pg_catalog.current_setting('citus.version', true) is not null and exists (select from shardids.node n where n.engine operator(pg_catalog.=) 'citus') then
+    return shardids.catch_up_on_citus(seen, counter, id_offset, shard);
   end if;
-  return is_locked;
-exception when query_canceled or assert_failure or others then
-  if is_locked then
-    perform pg_catalog.pg_advisory_unlock(1936220516, shard);
-  end if;
-  raise;
+  begin
+    target := shardids.clock_offset(counter);
+    is_locked := case when shardids.is_late(seen, target)
+                      then case when case when shardids.is_near(seen, target)
+                                     then shardids.is_bound(counter, id_offset, shard) end
+                                  or shardids.is_followed(counter, id_offset, shard, seen, target)
+                           then pg_catalog.pg_try_advisory_lock(1936220516, shard) end
+                      else false end;
+    if is_locked then
+      -- Nobody else changes it now.
+      raised := pg_catalog.pg_sequence_last_value(id_offset);
+      while shardids.is_late(raised, target) loop
+        raised := shardids.raised(raised, target, id_offset);
+      end loop;
+      is_locked := not pg_catalog.pg_advisory_unlock(1936220516, shard);
+    end if;
+    return is_locked;
+  exception when query_canceled or assert_failure or others then
+    if is_locked then
+      perform pg_catalog.pg_advisory_unlock(1936220516, shard);
+    end if;
+    raise;
+  end;
 end
 $$;
 
@@ -1084,6 +1090,43 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.catch_up(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'Brings a shard that lags to the clock, if it belongs to this incarnation of the server';
+
+
+--
+-- Name: catch_up_on_citus(bigint, regclass, regclass, integer); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  target constant bigint := shardids.clock_offset(counter);
+  raised bigint := seen;
+begin
+  if not shardids.is_late(seen, target) then
+    return false;
+  elsif not coalesce(case when shardids.is_near(seen, target) then shardids.is_bound(counter, id_offset, shard) end, false)
+        and not shardids.is_followed(counter, id_offset, shard, seen, target) then
+    return null;
+  end if;
+  while shardids.is_late(raised, target) loop
+    raised := case when pg_catalog.pg_try_advisory_lock(1936220516, shard)
+                   then coalesce(case when pg_catalog.pg_sequence_last_value(id_offset) operator(pg_catalog.=) raised
+                                      then shardids.raised(raised, target, id_offset) end,
+                                 pg_catalog.pg_sequence_last_value(id_offset))
+                        operator(pg_catalog.+) case when pg_catalog.pg_advisory_unlock(1936220516, shard) then 0 end
+                   end;
+  end loop;
+  return false;
+end
+$$;
+
+
+--
+-- Name: FUNCTION catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer) IS 'What catch_up() does on a server with Citus, without a subtransaction; for catch_up() only';
 
 
 --
@@ -1347,8 +1390,9 @@ begin
   execute format(
     'create table %1$I.shardids_counter ('
     'tenant text collate "C", kind text collate "C", period date, lane integer, next_number bigint not null, '
-    'is_whole boolean not null default false, '
+    'is_whole boolean not null default false, era bigint not null default 0, '
     'constraint shardids_counter_pkey primary key (tenant, kind, period, lane)) with (fillfactor = 50)', schema);
+  execute format('create index shardids_counter_era on %I.shardids_counter (tenant, kind, period, era)', schema);
   execute format(
     'create table %1$I.shardids_counter_change ('
     'tenant text collate "C", kind text collate "C", changed_at timestamptz default clock_timestamp(), '
@@ -1359,6 +1403,7 @@ begin
   execute format('comment on table %I.shardids_counter_zone is ''The time zones of tenants that have another than that of the kind''', schema);
   execute format('comment on table %I.shardids_counter is ''The next number of each lane of each counter''', schema);
   execute format('comment on column %I.shardids_counter.is_whole is ''Whether all lanes of the counter are begun; of a few it may not be known yet''', schema);
+  execute format('comment on column %I.shardids_counter.era is ''Rises every eighth number of a lane: draws read rows of the last two, whatever versions of older ones are kept''', schema);
   execute format('comment on table %I.shardids_counter_change is ''Who has set a counter by hand, and why''', schema);
   execute replace(replace($create$
 -- Where a lane has to be begun or waited for, or the transaction may hold some already.
@@ -1367,11 +1412,16 @@ language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp 
 declare
   begun integer;
   own integer;
+  newest bigint;
   drawn_lane integer;
+  held record;
   number bigint;
 begin
-  select count(*), count(*) filter (where c.xmin = pg_current_xact_id()::xid) into begun, own
+  select max(c.era) into newest
   from {schema}.shardids_counter c where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period;
+  select count(*), count(*) filter (where c.xmin = pg_current_xact_id()::xid) into begun, own
+  from {schema}.shardids_counter c
+  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.era >= newest - 1;
   -- A transaction that draws many numbers leaves half of the lanes to the others; what it drew under savepoints is not counted.
   if begun < lanes and own < lanes / 2 then
     for drawn_lane in
@@ -1382,8 +1432,8 @@ begin
     loop
       -- An INSERT would wait for another's of the same lane, until that commits.
       if pg_try_advisory_xact_lock(1936220540, hashtext(format('%s %s %s %L %L', {literal}, of_period, drawn_lane, of_kind, of_tenant))) then
-        insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
-        values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
+        insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number, era)
+        values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes, coalesce(newest, 0))
         on conflict do nothing returning c.lane into number;
         if number is not null then
           return number;
@@ -1391,21 +1441,25 @@ begin
       end if;
     end loop;
   end if;
-  -- By the key: the row may be locked in a version that the snapshot of the statement has not, as after a concurrent draw.
-  update {schema}.shardids_counter c
-  set next_number = c.next_number + next_lane_number.lanes, is_whole = begun = next_lane_number.lanes
-  where c.tenant = of_tenant and c.kind = of_kind and c.period = of_period and c.lane = (
-    select f.lane from {schema}.shardids_counter f
-    where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period
-      and (own < next_lane_number.lanes / 2 or f.xmin = pg_current_xact_id()::xid)
-    order by f.next_number limit 1 for update skip locked)
-  returning c.next_number - next_lane_number.lanes into number;
+  -- Two statements: the row may be locked in a version that the snapshot of the first has not, as after a concurrent draw.
+  select f.ctid, f.next_number into held from {schema}.shardids_counter f
+  where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period and f.era >= newest - 1
+    and (own < lanes / 2 or f.xmin = pg_current_xact_id()::xid)
+  order by f.next_number limit 1 for update skip locked;
+  if held.ctid is not null then
+    number := held.next_number;
+    update {schema}.shardids_counter c
+    set next_number = number + next_lane_number.lanes, is_whole = c.is_whole or begun = next_lane_number.lanes,
+        era = greatest(c.era, (number + next_lane_number.lanes) / (8 * next_lane_number.lanes))
+    where c.ctid = held.ctid;
+  end if;
   if number is null then
     -- Others hold all lanes: it waits for one of them.
     drawn_lane := 1 + pg_backend_pid() % lanes;
-    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number)
-    values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes)
-    on conflict (tenant, kind, period, lane) do update set next_number = c.next_number + next_lane_number.lanes
+    insert into {schema}.shardids_counter as c (tenant, kind, period, lane, next_number, era)
+    values (of_tenant, of_kind, of_period, drawn_lane, drawn_lane + lanes, coalesce(newest, 0))
+    on conflict (tenant, kind, period, lane) do update
+    set next_number = c.next_number + next_lane_number.lanes, era = greatest(c.era, newest)
     returning c.next_number - next_lane_number.lanes into number;
   end if;
   return number;
@@ -1419,6 +1473,7 @@ declare
   of_tenant constant text := tenant;
   of_kind constant text := kind;
   now_in date;
+  held record;
   number bigint;
 begin
   select k.*, shardids.period_of(k.per, moment at time zone coalesce(z.zone, k.zone)) as period into this
@@ -1440,15 +1495,29 @@ begin
   else
     -- A transaction that has written may hold lanes already.
     if pg_current_xact_id_if_assigned() is null then
-      update {schema}.shardids_counter c set next_number = c.next_number + this.lanes
-      where c.tenant = of_tenant and c.kind = of_kind and c.period = now_in and c.lane = (
-        select f.lane from {schema}.shardids_counter f
-        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
-        order by f.next_number limit 1 for update skip locked) and c.is_whole
-      returning c.next_number - this.lanes into number;
+      select f.ctid, f.next_number, f.is_whole into held from {schema}.shardids_counter f
+      where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+        and f.era >= (select max(e.era) - 1 from {schema}.shardids_counter e
+                      where e.tenant = of_tenant and e.kind = of_kind and e.period = now_in)
+      order by f.next_number limit 1 for update skip locked;
+      if held.is_whole then
+        number := held.next_number;
+        update {schema}.shardids_counter c
+        set next_number = number + this.lanes, era = greatest(c.era, (number + this.lanes) / (8 * this.lanes))
+        where c.ctid = held.ctid;
+      end if;
     end if;
     if number is null then
       number := {schema}.next_lane_number(of_tenant, of_kind, now_in, this.lanes);
+    end if;
+    -- A lane that was held while others drew hundreds of numbers is out of their sight: one draw of some thousand brings it back.
+    if (number + this.lanes) / this.lanes % 128 = 0 and (number + this.lanes) / this.lanes / 128 % this.lanes = number % this.lanes then
+      update {schema}.shardids_counter c set era = (number + this.lanes) / (8 * this.lanes)
+      where c.ctid = any (array(
+        select f.ctid from {schema}.shardids_counter f
+        where f.tenant = of_tenant and f.kind = of_kind and f.period = now_in
+          and f.era < (number + this.lanes) / (8 * this.lanes) - 1
+        for update skip locked));
     end if;
   end if;
   -- The first of a row: the period is new, or it was pruned, and would begin again.
@@ -1527,9 +1596,14 @@ declare
   owner constant name := (select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'shardids');
   base constant bigint := shardids.incarnation();
   now_ms constant bigint := shardids.ms_of(clock_timestamp());
+  propagation constant text := current_setting('citus.enable_ddl_propagation', true);
   counter regclass;
   id_offset regclass;
 begin
+  -- On Citus: the generator is the coordinator's alone. Citus itself takes next_id() to its workers with the first table.
+  if propagation is not null then
+    perform set_config('citus.enable_ddl_propagation', 'off', true);
+  end if;
   execute format('create sequence %I.id_counter as bigint no cycle', schema);
   counter := format('%I.id_counter', schema)::regclass;
   -- One nextval of id_offset is a step of 16 ms.
@@ -1576,6 +1650,9 @@ begin
   end if;
   execute format('alter function %1$I.next_id_%2$s() rename to next_id; alter function %1$I.next_ids_%2$s(integer) rename to next_ids',
                  schema, shard);
+  if propagation is not null then
+    perform set_config('citus.enable_ddl_propagation', propagation, true);
+  end if;
   -- Issues IDs from now on: if this is rolled back, the sequences go with it.
   if now_ms >= 1::bigint << shardids.time_bits() then
     perform shardids.refuse('SI006', shard);
@@ -1686,20 +1763,28 @@ CREATE FUNCTION shardids.define_next_id(shard integer, schema name, called name 
 declare
   skips_from constant bigint := shardids.skips_from(shard);
   below constant bigint := shardids.id_of(skips_from, 0);
-  draw text := 'shardids.current_id(pg_sequence_last_value(''%1$I.id_offset''::regclass), '
-    '''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
-  follow text := 'shardids.lagging_id(''%1$I.id_counter''::regclass, ''%1$I.id_offset''::regclass, %2$s)';
+  is_distributed constant boolean := (select n.engine = 'citus' from shardids.node n);
+  draw text := 'shardids.current_id(pg_catalog.pg_sequence_last_value(''%1$I.id_offset''::pg_catalog.regclass), '
+    '''%1$I.id_counter''::pg_catalog.regclass, ''%1$I.id_offset''::pg_catalog.regclass, %2$s)';
+  follow text := 'shardids.lagging_id(''%1$I.id_counter''::pg_catalog.regclass, ''%1$I.id_offset''::pg_catalog.regclass, %2$s)';
 begin
   if skips_from is not null then
-    draw := format('nullif(least(%s, %s), %s)', draw, below, below);
-    follow := format('nullif(least(%s, %s), %s)', follow, below, below);
+    draw := format('NULLIF(LEAST(%1$s, %2$L::bigint), %2$L::bigint)', draw, below);
+    follow := format('NULLIF(LEAST(%1$s, %2$L::bigint), %2$L::bigint)', follow, below);
   end if;
   -- A new shard's is not there yet: to replace one would leave it to the role that put it there.
   execute format(
-    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language sql volatile parallel unsafe return coalesce('
+    case called when 'next_id' then 'create or replace' else 'create' end || ' function %1$I.%3$I() returns bigint language '
+    || case when is_distributed
+            then 'plpgsql volatile parallel unsafe as $body$begin if pg_catalog.to_regclass(%4$L) is null then '
+                 'raise exception using errcode = ''SI001'', message = ''shard %2$s issues IDs on the coordinator of Citus only'', '
+                 'hint = ''Send the statement to the coordinator. INSERT ... SELECT from tables of shards: through a temporary table.''; end if; return '
+            else 'sql volatile parallel unsafe return ' end
+    || 'COALESCE('
     || case when skips_from is null or shardids.time_bits() + shardids.shard_bits() + shardids.sequence_bits() < 64
             then draw || ', ' || follow || ', ' else '' end
-    || '%1$I.late_id_%2$s(''%1$I.id_offset''::regclass))', schema, shard, called);
+    || '%1$I.late_id_%2$s(''%1$I.id_offset''::pg_catalog.regclass))' || case when is_distributed then '; end$body$' else '' end,
+    schema, shard, called, format('%I.id_offset', schema));
 end
 $_$;
 
@@ -2215,6 +2300,9 @@ begin
   end if;
   perform shardids.wait_for_lock(1936220517, shard);
   if to_regnamespace(quote_ident(schema)) is null then
+    if (select n.engine from shardids.node n) = 'citus' then
+      perform set_config('citus.enable_schema_based_sharding', 'on', true);
+    end if;
     execute format('create schema %I authorization %I', schema, owner);
   elsif not has_schema_privilege(current_user, quote_ident(schema)::regnamespace, 'create') then
     raise insufficient_privilege using
@@ -4462,7 +4550,7 @@ begin
       'If none of them is in use any more, say so: again => true, or shardids counter set --again.');
   end if;
   execute format(
-    'update %I.shardids_counter c set is_whole = true, next_number = $5 + ((c.lane - $5) %% $4 + $4) %% $4 '
+    'update %I.shardids_counter c set is_whole = true, era = $5 / (8 * $4), next_number = $5 + ((c.lane - $5) %% $4 + $4) %% $4 '
     'where (c.tenant, c.kind, c.period) = ($1, $2, $3)', schema) using tenant, kind, set_period, lanes::bigint, next_number;
   execute format(
     'insert into %I.shardids_counter_change (tenant, kind, period, highest_before, next_number, reason) '
@@ -5327,7 +5415,7 @@ COMMENT ON FUNCTION shardids_catalog.plain_digest(kind text, key text) IS 'The h
 
 CREATE FUNCTION shardids_catalog.key_digest(kind text, key text) RETURNS bytea
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN substr(CASE WHEN (strpos(kind, '@'::text) = 0) THEN shardids_catalog.plain_digest(kind, key) ELSE sha256((convert_to((substr(kind, (strpos(kind, '@'::text) + 1)) || ':'::text), 'UTF8'::name) || shardids_catalog.plain_digest(split_part(kind, '@'::text, 1), key))) END, 1, 16);
+    RETURN substr(CASE WHEN (strpos(kind, '@'::text) = 0) THEN shardids_catalog.plain_digest(kind, key) ELSE sha256((convert_to((substr(kind, strpos(kind, '@'::text)) || ':'::text), 'UTF8'::name) || shardids_catalog.plain_digest(split_part(kind, '@'::text, 1), key))) END, 1, 16);
 
 
 --
@@ -5373,6 +5461,33 @@ CREATE FUNCTION shardids_catalog.percent_decoded(encoded text) RETURNS text
 --
 
 COMMENT ON FUNCTION shardids_catalog.percent_decoded(encoded text) IS 'A part of a URL as it is meant';
+
+
+--
+-- Name: refuse_beside_citus(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.refuse_beside_citus() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if (select c.engine from shardids_catalog.cluster c) = 'citus'
+     and (tg_table_name <> 'node' or exists (select from shardids_catalog.node)) then
+    raise feature_not_supported using
+      message = format('%s can''t be done in a cluster on Citus (table shardids_catalog.%I)', tg_argv[0], tg_table_name),
+      hint = tg_argv[1];
+  end if;
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION refuse_beside_citus(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.refuse_beside_citus() IS 'Refuses rows of tables that a cluster on Citus does not use';
 
 
 --
@@ -5426,12 +5541,14 @@ CREATE TABLE shardids_catalog.cluster (
     sequence_bits integer NOT NULL,
     schema_prefix text NOT NULL,
     shard_count integer NOT NULL,
+    engine text DEFAULT 'postgresql'::text NOT NULL,
     old_ids_below bigint,
     version bigint DEFAULT 1 NOT NULL,
     homes_version bigint DEFAULT 0 NOT NULL,
     homes_reset bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
+    CONSTRAINT cluster_engine_check CHECK ((engine = ANY (ARRAY['postgresql'::text, 'citus'::text]))),
     CONSTRAINT cluster_old_ids_below_check CHECK ((old_ids_below > 0)),
     CONSTRAINT cluster_only_row_check CHECK (only_row)
 );
@@ -5442,6 +5559,13 @@ CREATE TABLE shardids_catalog.cluster (
 --
 
 COMMENT ON TABLE shardids_catalog.cluster IS 'The cluster; everything but the versions is fixed for good, old_ids_below once it is written';
+
+
+--
+-- Name: COLUMN cluster.engine; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.engine IS 'citus: this database is a Citus coordinator and the only node; Citus places the shards on its workers';
 
 
 --
@@ -5709,6 +5833,7 @@ CREATE SEQUENCE shardids.before_4
 --
 
 CREATE TABLE shardids.key_change (
+    id bigint NOT NULL,
     move bigint NOT NULL,
     part integer NOT NULL,
     key jsonb NOT NULL,
@@ -5724,6 +5849,13 @@ COMMENT ON TABLE shardids.key_change IS 'Primary keys of rows that changed in ta
 
 
 --
+-- Name: COLUMN key_change.id; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.key_change.id IS 'For publications of all tables, which need a key';
+
+
+--
 -- Name: COLUMN key_change.move; Type: COMMENT; Schema: shardids; Owner: -
 --
 
@@ -5735,6 +5867,20 @@ COMMENT ON COLUMN shardids.key_change.move IS 'The number of the move in shardid
 --
 
 COMMENT ON COLUMN shardids.key_change.part IS 'The position of the table among those of the move';
+
+
+--
+-- Name: key_change_id_seq; Type: SEQUENCE; Schema: shardids; Owner: -
+--
+
+ALTER TABLE shardids.key_change ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME shardids.key_change_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 
 --
@@ -5761,6 +5907,7 @@ CREATE TABLE shardids.node (
     only_row boolean DEFAULT true NOT NULL,
     name text NOT NULL,
     cluster uuid NOT NULL,
+    engine text DEFAULT 'postgresql'::text NOT NULL,
     on_copy text DEFAULT 'refuse'::text NOT NULL,
     max_ahead interval DEFAULT '01:00:00'::interval NOT NULL,
     safety_margin interval DEFAULT '00:00:10'::interval NOT NULL,
@@ -5770,6 +5917,7 @@ CREATE TABLE shardids.node (
     homes_version bigint DEFAULT 0 NOT NULL,
     max_reserve integer DEFAULT 4194304 NOT NULL,
     sees_all boolean DEFAULT pg_has_role(CURRENT_USER, 'pg_read_all_stats'::name, 'usage'::text) NOT NULL,
+    CONSTRAINT node_engine_check CHECK ((engine = ANY (ARRAY['postgresql'::text, 'citus'::text]))),
     CONSTRAINT node_margin_within_max_ahead CHECK (((safety_margin * (6)::double precision) <= max_ahead)),
     CONSTRAINT node_max_ahead_check CHECK (((max_ahead >= '00:01:00'::interval) AND (max_ahead <= '10 years'::interval))),
     CONSTRAINT node_max_past_within_max_ahead CHECK ((max_past <= max_ahead)),
@@ -5786,6 +5934,13 @@ CREATE TABLE shardids.node (
 --
 
 COMMENT ON TABLE shardids.node IS 'This database as a node of a shardids cluster, and its settings';
+
+
+--
+-- Name: COLUMN node.engine; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.node.engine IS 'citus: this database is a Citus coordinator, and its shards'' schemas are distributed';
 
 
 --
@@ -6060,6 +6215,7 @@ CREATE TABLE shardids_catalog.adoption (
     step text NOT NULL,
     is_paused boolean DEFAULT false NOT NULL,
     keeps_back boolean DEFAULT false NOT NULL,
+    compared jsonb DEFAULT '{}'::jsonb NOT NULL,
     compared_at timestamp with time zone,
     switched_at timestamp with time zone,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -6110,6 +6266,13 @@ COMMENT ON COLUMN shardids_catalog.adoption.step IS 'The last step that was begu
 --
 
 COMMENT ON COLUMN shardids_catalog.adoption.keeps_back IS 'Whether changes of the shards are sent back to the source after the switch';
+
+
+--
+-- Name: COLUMN adoption.compared; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.adoption.compared IS 'Tables that a comparison which is not over has found to be the same, each with the timelines of the servers';
 
 
 --
@@ -6946,9 +7109,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385082249730588674);
-INSERT INTO shard_0000.kept VALUES (385082249730588675);
-INSERT INTO shard_0000.kept VALUES (385082249730588676);
+INSERT INTO shard_0000.kept VALUES (385084967949959170);
+INSERT INTO shard_0000.kept VALUES (385084967949959171);
+INSERT INTO shard_0000.kept VALUES (385084967949959172);
 
 
 --
@@ -6993,15 +7156,15 @@ INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 0, 4194304, true);
+INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-000000000001', 'postgresql', 'refuse', '01:00:00', '00:00:10', '00:01:00', '360 days', NULL, 0, 4194304, true);
 
 
 --
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713237113990378682/5/16916', 1, 3175262037668265984, '757', '2026-11-28 14:59:22.775115+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713237113990378682/5/16916', 1, 3175262037668265984, '758', '2026-11-28 14:59:22.788365+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713239898278941624/5/16933', 1, 2709785989072551936, '757', '2026-11-28 15:10:10.849049+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713239898278941624/5/16933', 1, 2709785989072551936, '758', '2026-11-28 15:10:10.867292+00', NULL);
 
 
 --
@@ -7027,7 +7190,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, NULL, 3, 0, 0, '2026-11-28 14:59:22.496473+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, '2026-11-28 15:10:10.633092+00');
 
 
 --
@@ -7082,7 +7245,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 14:59:22.797082+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 15:10:10.873461+00', NULL);
 
 
 --
@@ -7183,7 +7346,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3175262129479028802, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2709786080883962828, true);
 
 
 --
@@ -7197,7 +7360,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3175262129479028768, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2709786080883962800, true);
 
 
 --
@@ -7229,10 +7392,17 @@ SELECT pg_catalog.setval('shardids.before_4', 1, false);
 
 
 --
+-- Name: key_change_id_seq; Type: SEQUENCE SET; Schema: shardids; Owner: -
+--
+
+SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
+
+
+--
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91810762770, true);
+SELECT pg_catalog.setval('shardids.step_1', 91811410844, true);
 
 
 --
@@ -7267,7 +7437,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91810762784, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91811410864, true);
 
 
 --
@@ -7313,6 +7483,14 @@ ALTER TABLE ONLY shard_0000.shardids_version
 
 ALTER TABLE ONLY shard_0001.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: key_change key_change_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.key_change
+    ADD CONSTRAINT key_change_pkey PRIMARY KEY (id);
 
 
 --
@@ -7765,6 +7943,62 @@ CREATE TRIGGER locked BEFORE INSERT OR DELETE OR UPDATE OF shard ON shardids_cat
 
 
 --
+-- Name: adoption refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.adoption FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('an adoption', 'Load the rows by COPY, through the coordinator.');
+
+
+--
+-- Name: lookup refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.lookup FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a look-up', 'It takes triggers on shards'' tables, which Citus does not have.');
+
+
+--
+-- Name: loss refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.loss FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a home for a lost shard', 'Promote a standby of the worker, and call citus_update_node.');
+
+
+--
+-- Name: move refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('moving by copies', 'shardids shard move SHARD --to HOST:PORT moves it by Citus.');
+
+
+--
+-- Name: node refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.node FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('adding a node', 'Add a worker to Citus: select citus_add_node(host, port)');
+
+
+--
+-- Name: query_node refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.query_node FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a query node', 'Send statements over several shards to the coordinator.');
+
+
+--
+-- Name: reference_writer refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.reference_writer FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a reference table of shardids', 'Make one of Citus: select create_reference_table(TABLE)');
+
+
+--
+-- Name: region refuse_beside_citus; Type: TRIGGER; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TRIGGER refuse_beside_citus BEFORE INSERT ON shardids_catalog.region FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.refuse_beside_citus('a region', 'Citus chooses among all of its workers.');
+
+
+--
 -- Name: adoption refuse_while_references_change; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
@@ -8047,6 +8281,13 @@ REVOKE ALL ON FUNCTION shardids.bind(shard integer, id_counter regclass, id_offs
 --
 
 REVOKE ALL ON FUNCTION shardids.bound_to(counter regclass, shard integer) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.catch_up_on_citus(seen bigint, counter regclass, id_offset regclass, shard integer) FROM PUBLIC;
 
 
 --
