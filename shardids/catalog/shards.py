@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from shardids.ids.layout import Layout
 from shardids.pg.queries import BATCH, prepare
@@ -75,3 +75,17 @@ def _batch(connection: Connection, first: int, count: int) -> list[Shard]:
     prepare(connection, first_shard=first, count=count)
     found = connection.execution_options(no_parameters=True).exec_driver_sql(read_sql("catalog/shards.v1"))
     return [Shard._make(row) for row in found.all()]
+
+
+ISSUES_IDS: Final = "shardids: as long as this line is here, not activated is shard "
+"""A comment in the body of a function that issues the IDs of a shard; the shard's number follows."""
+
+
+def issuers(connection: Connection, shard: int) -> list[str]:
+    """Return the functions of a node that issue a shard's IDs: the shard would issue the same."""
+    return list(
+        connection.scalars(
+            text("select oid::regprocedure::text from pg_proc where strpos(prosrc, :mark) > 0 order by 1"),
+            {"mark": f"-- {ISSUES_IDS}{shard}\n"},
+        )
+    )

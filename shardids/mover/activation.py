@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from shardids.catalog.moves import record_arrival
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog, place_shard
-from shardids.catalog.shards import Shard, read_shard
+from shardids.catalog.shards import Shard, issuers, read_shard
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node, lost_shard
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed, UnknownShard
@@ -65,6 +65,7 @@ def activate(
         ShardLost: it was lost with its node, and the node has an old copy: ticks don't show its age, for a
             fence has raised them.
         TooFarAhead: ``above_tick`` is too far ahead of the clock.
+        ClusterConflict: also, a function took the shard's place with ``shardids key function --back``.
     """
     with Journal.opened(catalog, shard, purpose="activation") as journal, ExitStack() as kept:
         journal.refuse_open()
@@ -84,8 +85,10 @@ def activate(
         found = _examine(nodes, name, shard, catalog.describe().layout)
         if shard in placement.lost and found.before != "copy":
             raise lost_shard(shard, placement.lost[shard])
+        is_to_activate = found.before != "active" or above_tick is not None
+        if is_to_activate:
+            _refuse_issuers(nodes[name], shard, name)
         if not dry_run:
-            is_to_activate = found.before != "active" or above_tick is not None
             skipped = skipped_ranges(catalog, [shard]) if is_to_activate else ()
             asked = {"shard": shard, "epoch": journal.leases.epoch, "above": above_tick, "ms": str(LOCK_MS)}
             try:
@@ -101,6 +104,17 @@ def activate(
                     raise in_use(nodes, shard, name) from error
                 raise
     return found
+
+
+def _refuse_issuers(engine: Engine, shard: int, node: str) -> None:
+    with engine.connect() as connection:
+        if names := issuers(connection, shard):
+            raise ClusterConflict(
+                f'shard {shard} is not activated: {names[0]} on node "{node}" issues its IDs, and both would'
+                " issue the same",
+                hint="Let the function draw from the shard, or drop it: shardids key function"
+                f" {names[0].removesuffix('()')} --shard {shard}",
+            )
 
 
 _ALONE = text("select set_config('lock_timeout', :ms, true), shardids.require_lease(:shard, :epoch)")

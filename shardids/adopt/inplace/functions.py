@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from psycopg import sql
 
 from shardids.adopt.inplace.node import Shard, opened_shard, unable_to_draw, with_short_locks
 from shardids.catalog.rows import Catalog
+from shardids.catalog.shards import ISSUES_IDS
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.errors import AdoptionRefused, BadArgument, ClusterConflict
 from shardids.ids.layout import Layout
@@ -375,9 +377,11 @@ def _former_body(shard: Shard, function: Function) -> str:
             f"{function.name} no longer holds its former body, which was a comment in it",
             hint="Replace the function by hand once the shard is fenced, and the clock above its last ID.",
         )
-    return "\n".join(line.removeprefix("-- ") for line in lines)
+    return _MARK.sub("", "\n".join(line.removeprefix("-- ") for line in lines))
 
 
+_MARK: Final = re.compile(rf"\n-- {ISSUES_IDS}\d+\n$")
+"""The last line of a body that was restored before."""
 _MOST_AHEAD_S: Final = 60.0
 _CLOSE_S: Final = 0.05
 
@@ -407,7 +411,8 @@ def restore_function(
     """Give a function the body that it had before :func:`replace_function`, and fence the shard.
 
     Both happen in one transaction, once the clock is above the shard's last ID. A draw in these milliseconds
-    fails, as from any fenced shard.
+    fails, as from any fenced shard. The last line of the body, a comment, keeps the shard from being
+    activated beside it.
 
     Raises:
         BadArgument: the function does not exist.
@@ -492,7 +497,7 @@ def _restore(shard: Shard, function: Function, body: str) -> int:
                     f"{function.name} was changed meanwhile, or the clock went back",
                     hint="Run the command again.",
                 )
-            _set_body(shard, function, body)
+            _set_body(shard, function, f"{body}\n-- {ISSUES_IDS}{shard.number}\n")
     except BaseException:
         # A rollback brings the shard's row back, and not its sequence. What its row says stays.
         with shard.connection.begin():
