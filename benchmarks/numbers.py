@@ -68,7 +68,8 @@ def run(rounds: int) -> Section:
                 figure(
                     f"{scheme} beside an open snapshot / without",
                     slowed[scheme] / m[f"{scheme}, 1 tenant"].median,
-                    at_least=0.5,
+                    # A gapless counter is one row: a draw reads all of its versions that a snapshot keeps.
+                    at_least=0.5 if scheme == QUICK else None,
                 )
                 for scheme in (GAPLESS, QUICK)
             ),
