@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.pool import Pool, PoolProxiedConnection
 
@@ -286,8 +286,11 @@ def has_reader(connection: Connection) -> bool:
 def install_reader(connection: Connection) -> str | None:
     """Create the reader in a node's database, or bring it up to date; in the open transaction.
 
-    Returns why it can't: the role may not create roles, or may not grant ``pg_read_all_data``.
+    Returns why it can't: the role may not create roles, or may not grant ``pg_read_all_data``. On Citus there
+    is none, and no reason: rows are on workers, where Citus would have to log in as the reader.
     """
+    if connection.scalar(text("select engine from shardids.node")) == "citus":
+        return None
     raw = connection.execution_options(no_parameters=True)
     try:
         with connection.begin_nested():

@@ -203,6 +203,57 @@ def test_a_role_draws_that_was_granted_it(cluster: Citus) -> None:
             db.execute(f"select setval('{schema(6)}.id_offset', 1)")
 
 
+REVISION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "one", None
+
+
+def upgrade():
+    op.create_table(
+        "notes",
+        sa.Column("id", sa.BigInteger, primary_key=True, server_default=sa.text("next_id()")),
+        sa.Column("country", sa.Text, sa.ForeignKey("public.countries.code"), nullable=False),
+    )
+
+
+def downgrade():
+    op.drop_table("notes")
+"""
+
+
+def test_revisions_make_tables_on_the_workers(
+    cluster: Citus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a shard refer to a reference table of Citus."""
+    with cluster.connect() as db:
+        db.execute("create table public.countries (code text primary key)")
+        db.execute("select create_reference_table('public.countries')")
+        db.execute("insert into public.countries values ('FR')")
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "env.py").write_text("from shardids.migrate import run_environment\n\nrun_environment()\n")
+    (tmp_path / "versions" / "one.py").write_text(REVISION)
+    monkeypatch.setenv("SHARDIDS_MIGRATIONS", str(tmp_path))
+    done(cluster, "migrate", "up")
+    with cluster.connect() as db:
+        made = db.execute(
+            "select count(*) from citus_tables"
+            " where table_name::text ~ '[.]notes$' and citus_table_type = 'schema'"
+        ).fetchone()
+        assert made == (SHARDS,)
+        (id_,) = db.execute("insert into shard_0003.notes (country) values ('FR') returning id").fetchone()
+        assert db.execute("select shardids.shard_of(%s)", [id_]).fetchone() == (3,)
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            db.execute("insert into shard_0003.notes (country) values ('XX')")
+    assert "at the target" in done(cluster, "migrate", "up")
+    done(cluster, "migrate", "down", "base", "--yes")
+    with cluster.connect() as db:
+        for shard in range(SHARDS):
+            db.execute(f"drop table if exists {schema(shard)}.alembic_version")
+        db.execute("drop table public.countries")
+
+
 def test_moves_are_citus_own(cluster: Citus, catalog: Catalog) -> None:
     source = placed_on(catalog)[2]
     target = next(Worker("127.0.0.1", one.port) for one in cluster.workers if one.port != source.port)
