@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shardids.adopt import adoption
 from shardids.adopt.plan.document import Finding, Hop, Kind, Severity, TablePlan, write_plan
 from shardids.adopt.steps import run_steps
-from shardids.catalog.keys.homes import put_home
+from shardids.catalog.keys.homes import drop_home, put_home
 from shardids.catalog.leases import Leases, read_leases
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.topology import shard_for_key
@@ -61,8 +61,11 @@ def shop(any_shop: Shop) -> Shop:
 def test_keys_that_live_elsewhere_are_refused(shop: Shop) -> None:
     count = shop.catalog.describe().shard_count
     put_home(shop.catalog, "bigint", 5, (shard_for_key(5, count) + 1) % count)
-    with pytest.raises(AdoptionRefused, match=r"key '5' of kind bigint lives in shard \d+ by the directory"):
-        adoption.check(shop.catalog, shop.plan)
+    try:
+        with pytest.raises(AdoptionRefused, match=r"key .5. of kind bigint lives in shard \d+ by"):
+            adoption.check(shop.catalog, shop.plan)
+    finally:
+        drop_home(shop.catalog, "bigint", 5)
 
 
 def test_only_servers_with_row_filters_are_taken(any_shop: Shop) -> None:

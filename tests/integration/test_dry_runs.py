@@ -15,6 +15,7 @@ from sqlalchemy.engine import URL
 
 import shardids.migrate
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import shard_for_key
 from shardids.cli import app
 from shardids.mover.journal import Journal
 from shardids.pg.urls import parse_url
@@ -113,6 +114,7 @@ def story(tmp_path: Path) -> Iterator[Story]:
         yield story
 
 
+@pytest.mark.long
 def test_a_dry_run_is_the_command_up_to_its_change(story: Story) -> None:
     dev = ("--dir", str(story.folder / "dev"))
     story.both("dev down", *dev, code=1)
@@ -122,6 +124,7 @@ def test_a_dry_run_is_the_command_up_to_its_change(story: Story) -> None:
     build(story)
     operate(story)
     tables(story)
+    tenants(story)
     adopt(story)
     story.urls = {}
     story.both("dev down --remove", *dev)
@@ -252,6 +255,18 @@ def tables(story: Story) -> None:
     story.both("multimaster", "--master", masters[0], "--master", masters[1])
     story.both("multimaster", "--master", masters[0], "--yes")
     story.both("multimaster", "--master", masters[0], "--leaving", masters[0], code=2)
+
+
+def tenants(story: Story) -> None:
+    with story.catalog() as catalog:
+        home = shard_for_key("cat", 4)
+        node = catalog.node_of(home).name
+    story.execute(node, f"insert into shard_000{home}.photo (name) values ('cat')")
+    there, quick = str((home + 1) % 4), ("--root", "photo.name", "--settle", "100ms")
+    story.both("tenant move nobody --to-shard", there, *quick, code=1)
+    story.both("tenant move cat --to-shard", there, *quick)
+    story.both("tenant sync")
+    story.both("tenant move cat --back --settle 100ms")
 
 
 def adopt(story: Story) -> None:
