@@ -277,6 +277,7 @@ def test_functions_that_are_parsed_when_they_run_set_a_safe_search_path(
     # Draws go through them, and a setting would slow each. Every name in them has a schema.
     assert sorted(name for (name,) in unsafe) == [
         "shardids.catch_up(bigint,regclass,regclass,integer)",
+        "shardids.catch_up_on_citus(bigint,regclass,regclass,integer)",
         "shardids.current_id(bigint,regclass,regclass,integer)",
         "shardids.lagging_id(regclass,regclass,integer)",
         "shardids.reserve(integer,integer)",
