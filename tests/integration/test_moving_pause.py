@@ -202,9 +202,14 @@ def test_no_more_connections_are_opened_than_the_pool_keeps(nodes: TwoNodes) -> 
 def test_other_notices_are_passed_over(nodes: TwoNodes, notice: str) -> None:
     shard = nodes.new_shard(TABLES)
     with Cluster.connect(nodes.catalog_url, **OPTIONS) as cluster, cluster.at(shard=shard).connection():
-        announce(nodes, notice)
-        announce(nodes, f"{shard} b")
-        wait_for(lambda: of_clients(nodes, "b") == 1, "the next notice is heeded")
+
+        def announced() -> bool:
+            # The cluster may not listen yet.
+            announce(nodes, notice)
+            announce(nodes, f"{shard} b")
+            return of_clients(nodes, "b") == 1
+
+        wait_for(announced, "the next notice is heeded")
 
 
 def test_event_loops_open_connections_too(nodes: TwoNodes) -> None:
