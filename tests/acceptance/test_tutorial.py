@@ -24,8 +24,8 @@ VARIES = re.compile(
     r"(?<![0-9a-f])[0-9a-f]{12}(?![0-9a-f])|\?|\d[\d.,]*\d( bytes| [kMG]?B)?|\d( bytes| [kMG]?B)|[ \t]+"
     r"|(?<=table public\.)\w+(?= was taken)"
 )
-"""Parts that differ from run to run: revisions, times, ports, IDs, sizes, the width of columns; the table that
-a program meets first."""
+"""Parts that differ from run to run: revisions, times, ports, IDs, sizes, the width of columns, and the table
+that a program meets first."""
 
 
 @pytest.mark.parametrize(
