@@ -28,7 +28,7 @@ MAKING = [
     ("tables", "copy_definitions", 1),
     ("tables", "copy_definitions", 2),
     ("following", "unsubscribe", 1),
-    ("following", "_make_slot", 1),
+    ("following", "flush", 1),
     ("following", "_read", 1),
     ("following", "_write", 2),
     ("following", "_subscribe", 1),
