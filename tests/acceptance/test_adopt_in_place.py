@@ -123,7 +123,7 @@ def test_a_database_with_the_published_function(database: tuple[URL, str], tmp_p
 
         ids = [insert("old") for _ in range(50)]
         blocks = fences("A database that uses Instagram's function")
-        assert [language for language, _ in blocks] == ["sh", "sh", "sql", "python"]
+        assert [language for language, _ in blocks] == ["sh", "sh", "sql", "python", "sh"]
         for language, block in blocks[:2]:
             printed = run(url, role, language, block)
         ids += [insert("new") for _ in range(50)]
@@ -145,6 +145,9 @@ def test_a_database_with_the_published_function(database: tuple[URL, str], tmp_p
         timeout=60,
     )
     assert (ran.stderr, ran.stdout) == ("", "old 5\nnew 5\nthrough the view 5\n")
+    run(url, role, *blocks[4])
+    with connected(url) as connection:
+        assert connection.execute("select insta5.next_id() > %s", [max(ids)]).fetchone() == (True,)
 
 
 def test_a_table_whose_keys_are_integers(database: tuple[URL, str]) -> None:

@@ -324,7 +324,7 @@ def test_a_shard_that_its_node_lost_is_made_as_the_hint_says(new: Catalog, pair:
 
 
 @pytest.mark.long
-def test_twenty_installers_at_once(pair: Pair, nursery: Nursery) -> None:
+def test_ten_installers_at_once(pair: Pair, nursery: Nursery) -> None:
     script = f"""
 catalog = Catalog({dsn(pair[0])!r})
 provision.init(catalog, layout.DEFAULT, 12)
@@ -333,7 +333,7 @@ for name, url in (("a", {dsn(pair[0])!r}), ("b", {dsn(pair[1])!r})):
 provision.create_shards(catalog, range(12))
 catalog.close()
 """
-    assert nursery.run([script] * 20) == ["done"] * 20
+    assert nursery.run([script] * 10) == ["done"] * 10
     assert (shards_there(pair[0]), shards_there(pair[1])) == (set(range(6)), set(range(6, 12)))
     with catalog_at(pair[0]) as catalog:
         assert catalog.placement().node_of == {shard: "ab"[shard // 6] for shard in range(12)}

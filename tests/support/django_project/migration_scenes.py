@@ -17,7 +17,6 @@ from django.db.migrations.loader import MigrationLoader
 from django.utils import timezone
 
 from shardids.django import ShardIdField, alias_for, in_shard
-from shardids.errors import BadArgument
 from shardids.migrate.player import Player
 from tests.support.django_project.library.models import Book, Writer
 
@@ -86,8 +85,9 @@ def tables_are_made_as_by_migrate() -> None:
     call_command("migrate", verbosity=0)
     assert not [one for one in connections["default"].introspection.table_names() if "library" in one]
     assert not [one for one in connections[alias_for(5)].introspection.table_names() if "auth" in one]
-    with pytest.raises(BadArgument, match=r"manage\.py migrate_shards --shards 5"):
-        call_command("migrate", database=alias_for(5))
+    said = StringIO()
+    call_command("migrate", database=alias_for(5), stdout=said)
+    assert said.getvalue().startswith("No migrations to run"), said.getvalue()
 
 
 def a_part_first_and_the_rest_later() -> None:
