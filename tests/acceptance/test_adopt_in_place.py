@@ -145,6 +145,8 @@ def test_a_database_with_the_published_function(database: tuple[URL, str], tmp_p
         timeout=60,
     )
     assert (ran.stderr, ran.stdout) == ("", "old 5\nnew 5\nthrough the view 5\n")
+    with connected(url) as connection:
+        connection.execute("alter table shard_0005.photos alter id set default insta5.next_id()")
     run(url, role, *blocks[4])
     with connected(url) as connection:
         assert connection.execute("select insta5.next_id() > %s", [max(ids)]).fetchone() == (True,)
