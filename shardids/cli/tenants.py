@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardids.cli.command import Run, takes
+from shardids.cli.pins import KeyArgument, KindOption, pin_tenant, unpin_tenant
 from shardids.cli.printing import err, out, print_json, print_rows, print_warnings, printable
 from shardids.cli.tables.tenant_moves import move_tenant
 from shardids.errors import BadArgument
+from shardids.pg.notation import counted
 
 if TYPE_CHECKING:
     from shardids.catalog.keys.homes import Home
     from shardids.catalog.rows import Catalog
 
-app = typer.Typer(help="Keys with their rows: where they live, and how large they are.", no_args_is_help=True)
+app = typer.Typer(
+    help="Keys with their rows: show where they live and how large they are, and move one to another shard.",
+    no_args_is_help=True,
+)
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The value of the sharding key.")]
-KindOption = Annotated[
-    str, typer.Option(help="The type of the key: text, bigint, uuid or bytea; of a region's key: text@eu.")
-]
 ColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="TABLE.COLUMN", help="A column of sharding keys; repeatable."),
@@ -52,7 +53,7 @@ def list_tenants(
             "kind": home.kind,
             "shard": home.shard,
             "node": placement.owners().get(home.shard),
-            "since": home.since.isoformat(timespec="seconds"),
+            "since": home.since,
         }
         for home in found[:limit]
     ]
@@ -60,7 +61,9 @@ def list_tenants(
         print_json(rows)
     else:
         shown = [row | {"key": printable(str(row["key"]))} for row in rows]
-        print_rows(shown, empty="Every key lives in the shard of its hash.")
+        is_whole = kind is None and shard is None
+        empty = "Every key lives in the shard of its hash." if is_whole else "No such key in the directory."
+        print_rows(shown, empty=empty)
     if len(found) > limit:
         err.print(f"There are more than {limit:,}: --limit COUNT shows more.")
 
@@ -75,10 +78,12 @@ def show(
     models: ModelsOption = None,
 ) -> None:
     """Show where a key lives and, with --key or --models, how many rows it has there, by table."""
+    from rich.filesize import decimal
+
     from shardids.catalog.keys.homes import read_home, shard_of_key
     from shardids.catalog.keys.known import key_text, parse_key
     from shardids.catalog.keys.moved_ids import moved_keys
-    from shardids.tables.tenants.rows import rows_of_key
+    from shardids.tenants.rows import rows_of_key
 
     there = run.catalog
     value = parse_key(key, kind)
@@ -87,7 +92,7 @@ def show(
         shard = shard_of_key(connection, kind, key)
         born = [one.origin for one in moved_keys(connection, kind, key) if one.shard != one.origin]
     placement = there.placement()
-    named = _key_columns(columns, models)
+    named = key_columns(columns, models)
     rows = rows_of_key(there, shard, value, named) if named else []
     if run.as_json:
         print_json(
@@ -109,8 +114,8 @@ def show(
         out.print(f"IDs of its rows were also born in {', '.join(f'shard {one}' for one in born)}")
     if named:
         total = sum(one.size_bytes for one in rows)
-        print_rows([_sized(asdict(one)) for one in rows], empty="No table has a path to such a key.")
-        out.print(f"{sum(one.rows for one in rows):,} rows, {_bytes(total)} without indexes")
+        print_rows([asdict(one) for one in rows], empty="No table has a path to such a key.")
+        out.print(f"{counted(sum(one.rows for one in rows), 'row')}, {decimal(total)} without indexes")
 
 
 @app.command()
@@ -124,9 +129,9 @@ def top(
     limit: Annotated[int, typer.Option(min=1, metavar="COUNT", help="At most so many.")] = 10,
 ) -> None:
     """Show which keys make a shard busy: those with most new rows, by the time in their IDs."""
-    from shardids.tables.tenants.rows import busy_keys
+    from shardids.tenants.rows import busy_keys
 
-    named = _key_columns(columns, models)
+    named = key_columns(columns, models)
     if not named:
         raise BadArgument(
             "which columns hold the keys?",
@@ -174,7 +179,12 @@ def bring(catalog: Catalog, *, verify: bool = False, dry_run: bool = False) -> d
     return dict(sorted(answers.results.items()))
 
 
-def _key_columns(columns: list[str] | None, models: str | None) -> list[str]:
+def key_columns(columns: list[str] | None, models: str | None) -> list[str]:
+    """Return the key columns that options name, and those of models.
+
+    Raises:
+        BadArgument: one is malformed, or the models can't be loaded.
+    """
     from shardids.migrate.scaffold import load_metadata
     from shardids.watch.facts.rows import ShardingKey, keys_of
 
@@ -190,12 +200,6 @@ def _lives(home: Home | None, shard: int) -> str:
     return f"lives in shard {shard} since {home.since:%Y-%m-%d %H:%M}, by the directory"
 
 
-def _sized(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "size_bytes": _bytes(row["size_bytes"])}
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
-
-
 app.command("move")(move_tenant)
+app.command("pin")(pin_tenant)
+app.command("unpin")(unpin_tenant)

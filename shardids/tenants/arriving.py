@@ -7,11 +7,10 @@ just the rows of that moment, so both can be compared without stopping anybody.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg import sql
@@ -22,8 +21,11 @@ from shardids.errors import MoveFailed, ShardidsError, StatementFailed
 from shardids.pg.queries import batches
 from shardids.pg.statement_log import logged_copy
 from shardids.replication.barrier import PutOff
+from shardids.tenants.entries import keys_of_others
+from shardids.tenants.examining import code_of_others, firing_on_arrival
 from shardids.tenants.family import Family, Part, run
 from shardids.tenants.planning import Ends
+from shardids.tenants.sequences import advance
 
 _IDS_AT_ONCE: Final = 50_000
 _AT_ONCE: Final = 5_000
@@ -31,8 +33,12 @@ _AT_ONCE: Final = 5_000
 _SETTINGS: Final = text("""
     select set_config('idle_in_transaction_session_timeout', '0', true), set_config('timezone', 'UTC', true),
            set_config('datestyle', 'ISO, YMD', true), set_config('bytea_output', 'hex', true),
-           set_config('row_security', 'off', true)""")
-_UNIQUE_VIOLATION: Final = "23505"
+           set_config('row_security', 'off', true), set_config('lc_monetary', 'C', true),
+           set_config('array_nulls', 'on', true), set_config('xmloption', 'content', true),
+           set_config('shardids.unclaimed_writes', 'allowed', true)""")
+# Values of look-ups are claimed for the source until the key lives in the target: see entries.
+_TAKEN: Final = ("23505", "23P01")
+"""Errors of values that another row has: of unique and of exclusion constraints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +61,13 @@ class Arriving:
         move: the number of the move.
         family: its tables.
         returns: former moves of the key out of the target, whose refusal of it ends with the arrival.
+        trusted: roles whose code may run as the role that moves.
     """
 
-    def __init__(self, ends: Ends, move: int, family: Family, returns: Sequence[int]) -> None:
+    def __init__(
+        self, ends: Ends, move: int, family: Family, returns: Sequence[int], trusted: Sequence[str] = ()
+    ) -> None:
+        self._trusted = trusted
         self._source = ends.source
         self._target = ends.target
         self._schema = ends.target_schema
@@ -68,7 +78,11 @@ class Arriving:
         self._process: int | None = None
         self._moment = ""
         self._always: Mapping[str, frozenset[str]] = {}
+        self._trees: frozenset[str] = frozenset()
+        self._referred: frozenset[str] = frozenset()
         self._unlisted: set[int] = set()
+        self._left: set[int] = set()
+        self._given: dict[int, str] = {}
 
     @property
     def is_open(self) -> bool:
@@ -93,9 +107,12 @@ class Arriving:
         self._connection.detach()
         self._process = self._connection.scalar(text("select pg_backend_pid()"))
         self._connection.execute(_SETTINGS)
-        # Of look-up columns there are none: see examining.
+        self._lock(self._connection)
         self._connection.execute(_RETURN, {"moves": self._returns})
+        self._connection.execute(_ARRIVE, {"move": self._move})
         self._always = self._identities(self._connection)
+        self._trees = frozenset(self._connection.scalars(_TREES, {"schema": self._schema}))
+        self._referred = frozenset(self._connection.scalars(_REFERRED, {"schema": self._schema}))
         for part in self._family.parts:
             run(self._connection, self._beside(part))
         total = 0
@@ -108,13 +125,33 @@ class Arriving:
                 )
                 total += self._copied(source, query, sql.Identifier(self._schema, part.name), part)
         run(self._connection, sql.SQL("set constraints all immediate"))
+        self._advance(reads_rows=True)
+        for part in self._family.parts:
+            # Nobody else's ANALYZE sees the rows: rounds would be planned for the table without them.
+            analyze = sql.SQL("analyze (skip_locked) {}").format(sql.Identifier(self._schema, part.name))
+            run(self._connection, analyze)
         return total
+
+    def _lock(self, connection: Connection) -> None:
+        """Keep triggers and other code from the tables until the transaction ends, and look for some."""
+        names = [part.name for part in self._family.parts]
+        tables = [sql.Identifier(self._schema, name) for name in names]
+        run(connection, sql.SQL("lock table {} in row exclusive mode").format(sql.SQL(", ").join(tables)))
+        for refusal in (
+            *code_of_others(connection, [table.as_string() for table in tables], self._trusted),
+            *firing_on_arrival(connection, self._schema, names),
+        ):
+            raise MoveFailed(refusal.reason, hint=refusal.remedy)
 
     def _identities(self, connection: Connection) -> dict[str, frozenset[str]]:
         found: dict[str, set[str]] = {}
         for row in connection.execute(_ALWAYS, {"schema": self._schema}):
             found.setdefault(row.name, set()).add(row.column)
         return {name: frozenset(columns) for name, columns in found.items()}
+
+    def _advance(self, *, reads_rows: bool) -> None:
+        with self._source.autocommit() as source:
+            advance(self._family, source, self._arrival, self._schema, reads_rows=reads_rows)
 
     def _beside(self, part: Part) -> sql.Composable:
         return sql.SQL("create temporary table {} on commit drop as select {} from {} a with no data").format(
@@ -151,12 +188,10 @@ class Arriving:
         )
 
     def ids(self) -> Iterator[Sequence[int]]:
-        """Yield the IDs of all rows that have arrived, some ten thousand at a time."""
+        """Yield the values of all rows that have arrived that may be IDs, some ten thousand at a time."""
         self._unlisted.clear()
-        for part in self._family.parts:
-            if (column := part.id_column) is None:
-                continue
-            query = sql.SQL("select a.{} from {} a where {}").format(
+        for part, column in ((one, column) for one in self._family.parts for column in one.ids):
+            query = sql.SQL("select a.{0} from {1} a where {2} and a.{0} is not null").format(
                 sql.Identifier(column),
                 sql.Identifier(self._schema, part.name),
                 self._family.owns(part, "a", self._schema),
@@ -169,6 +204,11 @@ class Arriving:
         """Return the IDs of rows that were noted since this was last asked, or since :meth:`ids` was."""
         found = sorted(self._unlisted)
         self._unlisted.clear()
+        return found
+
+    def given_ids(self) -> dict[int, str]:
+        """Return the IDs of rows that went to other keys since this was last asked, each with its key."""
+        found, self._given = self._given, {}
         return found
 
     def follow(self, *, is_last: bool = False) -> int:
@@ -206,78 +246,127 @@ class Arriving:
                         self._family.owns(part, "a", self._family.schema),
                     )
                     self._copied(source, query, _brought(part), part)
-                if (column := part.id_column) is not None:
-                    brought = sql.SQL("select {} from {}").format(sql.Identifier(column), _brought(part))
-                    self._unlisted.update(run(self._arrival, brought).scalars())
+                for column in part.ids:
+                    brought = sql.SQL("select {0} from {1} where {0} is not null").format(
+                        sql.Identifier(column), _brought(part)
+                    )
+                    ids = set(run(self._arrival, brought).scalars())
+                    self._unlisted |= ids
+                    self._given = {one: key for one, key in self._given.items() if one not in ids}
+            self._left.clear()
             self._take_over(changed, source, is_last=is_last)
+            self._find_given(changed, source)
             verified = self._compare(source) if compares else Verified(rows={})
         return sum(map(len, noted.values())), verified
 
-    def _take_over(self, changed: Mapping[Part, list[Any]], source: Connection, *, is_last: bool) -> None:
+    def _find_given(self, changed: Mapping[Part, list[str]], source: Connection) -> None:
+        """Find rows that are other keys' now, among the noted ones: they are not looked for by their IDs."""
+        for part, keys in changed.items():
+            for some in batches(keys, _AT_ONCE) if part.ids and self._left else ():
+                among = sql.SQL("join {} on {}").format(_keys(part, some), _same_key(part, "a", "k"))
+                self._given |= keys_of_others(source, self._family, part, sorted(self._left), among)
+        self._unlisted.difference_update(self._given)
+
+    def _take_over(self, changed: Mapping[Part, list[str]], source: Connection, *, is_last: bool) -> None:
         # Rows that are put first keep what refers to them from being deleted with those that they leave.
         try:
             with self._arrival.begin_nested():
+                is_doubtful = self._clear(changed)
+                if is_doubtful and is_last:
+                    raise PutOff("rows that others may refer to have got another value of an identity column")
                 self._put(changed)
                 self._delete(changed)
         except (StatementFailed, DBAPIError) as error:
-            if _sqlstate(error) != _UNIQUE_VIOLATION:
+            if _sqlstate(error) not in _TAKEN:
                 raise self._unfit(next(iter(changed)), str(error).splitlines()[0]) from error
             if is_last:
                 raise PutOff("rows of the key have exchanged values that are unique") from error
             # A value that is unique has gone from a row that was deleted to another.
             try:
                 self._delete(changed)
+                self._clear(changed)
                 self._put(changed)
             except (StatementFailed, DBAPIError) as second:
                 raise self._unfit(next(iter(changed)), str(second).splitlines()[0]) from second
+            is_doubtful = True
+        if is_doubtful:
             # What was deleted may have taken rows with it that were not noted.
             self._compare(source)
 
-    def _put(self, changed: Mapping[Part, list[Any]]) -> None:
+    def _clear(self, changed: Mapping[Part, list[str]]) -> bool:
+        """Delete rows to be put that have another value in a column which only an INSERT sets.
+
+        Return whether there were some that others may refer to.
+        """
+        is_doubtful = False
+        for part in reversed(list(changed)):
+            columns = sorted(self._always.get(part.name, frozenset()).difference(part.key))
+            if not columns:
+                continue
+            differs = sql.SQL(" or ").join(
+                sql.SQL("{} is distinct from {}").format(sql.Identifier("a", one), sql.Identifier("b", one))
+                for one in columns
+            )
+            clear = sql.SQL("delete from {} a using {} b where {} and {} and ({})").format(
+                sql.Identifier(self._schema, part.name),
+                _brought(part),
+                _same_key(part, "a", "b"),
+                self._family.owns(part, "a", self._schema),
+                differs,
+            )
+            is_doubtful |= run(self._arrival, clear).rowcount > 0 and part.name in self._referred
+        return is_doubtful
+
+    def _put(self, changed: Mapping[Part, list[str]]) -> None:
         for part in changed:
             always = self._always.get(part.name, frozenset())
-            free = [name for name in part.names if name not in part.key and name not in always]
-            if free or not always.intersection(part.key):
+            # Those of the primary key too: equal ones need not be the same, as 1.0 and 1.00.
+            free = [name for name in part.names if name not in always]
+            action: sql.Composable = sql.SQL("nothing")
+            if free:
                 settings = sql.SQL(", ").join(
-                    sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
-                    for name in free or part.key[:1]
+                    sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in free
                 )
-                action: sql.Composable = sql.SQL("update set {} where {}").format(
+                action = sql.SQL("update set {} where {}").format(
                     settings, self._family.owns(part, "a", self._schema)
                 )
-            else:
-                action = sql.SQL("nothing")
+            # Equal keys may have been noted twice.
+            rows = sql.SQL("select distinct on ({}) {} from {}").format(
+                sql.SQL(", ").join(map(sql.Identifier, part.key)), _names(part), _brought(part)
+            )
             put = sql.SQL(
-                "insert into {} as a ({}) overriding system value select {} from {} on conflict ({}) do {}"
+                "insert into {} as a ({}) overriding system value {} on conflict ({}) do {}"
             ).format(
                 sql.Identifier(self._schema, part.name),
                 _names(part),
-                _names(part),
-                _brought(part),
+                rows,
                 sql.SQL(", ").join(map(sql.Identifier, part.key)),
                 action,
             )
             written = run(self._arrival, put).rowcount
-            brought = run(
-                self._arrival, sql.SQL("select count(*) from {}").format(_brought(part))
-            ).scalar_one()
-            if written != brought and action != sql.SQL("nothing"):
+            brought = run(self._arrival, sql.SQL("select count(*) from ({}) rows").format(rows)).scalar_one()
+            if written != brought and free:
                 raise self._unfit(part, f"{brought - written} have primary keys of another key's rows there")
 
-    def _delete(self, changed: Mapping[Part, list[Any]]) -> None:
+    def _delete(self, changed: Mapping[Part, list[str]]) -> None:
         for part, keys in reversed(list(changed.items())):
-            for first in range(0, len(keys), _AT_ONCE):
+            # Rows that refer to each other go in one statement.
+            at_once = max(len(keys), 1) if part.name in self._trees else _AT_ONCE
+            for first in range(0, len(keys), at_once):
                 delete = sql.SQL(
                     "delete from {} a using {} where {} and {} and not exists (select from {} b where {})"
+                    " returning array[{}]::bigint[]"
                 ).format(
                     sql.Identifier(self._schema, part.name),
-                    _keys(part, keys[first : first + _AT_ONCE]),
+                    _keys(part, keys[first : first + at_once]),
                     _same_key(part, "a", "k"),
                     self._family.owns(part, "a", self._schema),
                     _brought(part),
                     _same_key(part, "a", "b"),
+                    sql.SQL(", ").join(sql.Identifier("a", column) for column in part.ids),
                 )
-                run(self._arrival, delete)
+                for ids in run(self._arrival, delete).scalars():
+                    self._left.update(one for one in ids if one is not None)
 
     def verify(self) -> Verified:
         """Take one more round, and compare all rows of both shards as of its moment.
@@ -308,8 +397,20 @@ class Arriving:
             " from {} a where {}"
         ).format(_names(part, "a"), sql.Identifier(schema, part.name), self._family.owns(part, "a", schema))
 
+    def has_arrived(self) -> bool:
+        """Return whether the rows were committed on the server that the target has now."""
+        with self._target.begin() as connection:
+            return bool(connection.scalar(_HAS_ARRIVED, {"move": self._move}))
+
+    def forget(self) -> None:
+        """Delete the record of the arrival. Idempotent."""
+        with self._target.begin() as connection:
+            connection.execute(_FORGET, {"move": self._move})
+
     def commit(self) -> None:
         """Make the rows visible."""
+        # Rows of the last rounds have values that the source's sequences have given since.
+        self._advance(reads_rows=False)
         self._arrival.commit()
         self._process = None
         self.close()
@@ -348,13 +449,15 @@ def _brought(part: Part) -> sql.Composable:
     return sql.Identifier("pg_temp", f"shardids_arrived_{part.number}")
 
 
-def _keys(part: Part, keys: Sequence[Any]) -> sql.Composed:
-    """Return noted primary keys as the relation k."""
+def _keys(part: Part, keys: Sequence[str]) -> sql.Composed:
+    """Return noted primary keys as the relation k. They stay text: Python's floats would round numeric."""
     types = {column.name: column.type for column in part.columns}
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in part.key
     )
-    return sql.SQL("jsonb_to_recordset({}::jsonb) as k ({})").format(sql.Literal(json.dumps(keys)), columns)
+    return sql.SQL("jsonb_to_recordset({}::jsonb) as k ({})").format(
+        sql.Literal(f"[{','.join(keys)}]"), columns
+    )
 
 
 def _same_key(part: Part, one: str, other: str) -> sql.Composable:
@@ -368,12 +471,22 @@ _END: Final = text("""
     where a.pid = :process and starts_with(a.application_name, 'shardids_key_')""")
 _RETURN: Final = text("""
     insert into shardids.key_return (move) select unnest(cast(:moves as bigint[])) on conflict do nothing""")
+_ARRIVE: Final = text("insert into shardids.key_arrival (move) values (:move)")
+_HAS_ARRIVED: Final = text("select exists (select from shardids.key_arrival where move = :move)")
+_FORGET: Final = text("delete from shardids.key_arrival where move = :move")
 _ALWAYS: Final = text("""
     select c.relname::text as name, a.attname::text as column
     from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attidentity = 'a'
     where c.relnamespace = to_regnamespace(quote_ident(:schema))""")
+_TREES: Final = text("""
+    select c.relname::text from pg_constraint k join pg_class c on c.oid = k.conrelid
+    where k.contype = 'f' and k.conrelid = k.confrelid
+      and c.relnamespace = to_regnamespace(quote_ident(:schema))""")
+_REFERRED: Final = text("""
+    select distinct c.relname::text from pg_constraint k join pg_class c on c.oid = k.confrelid
+    where k.contype = 'f' and c.relnamespace = to_regnamespace(quote_ident(:schema))""")
 # A transaction is told by its top number, also in its savepoints.
 _NOTED: Final = text("""
-    select distinct c.key from shardids.key_change c
+    select distinct c.key::text as key from shardids.key_change c
     where c.move = :move and c.part = :part and c.xact >= pg_snapshot_xmin(cast(:before as pg_snapshot))
       and not pg_visible_in_snapshot(c.xact, cast(:before as pg_snapshot))""")

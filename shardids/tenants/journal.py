@@ -7,24 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from shlex import quote
 from typing import Any, Final, Literal, Self
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.keys.homes import write_home
-from shardids.catalog.keys.moved_ids import list_ids
-from shardids.catalog.leases import KEY_MOVE, Leases, OnBusy, lock_key
-from shardids.catalog.rows import Catalog, read_placement
-from shardids.errors import ClusterConflict, CommitUncertain, ConnectionFailed, MoveFailed
-from shardids.pg.locks import AdvisoryLock
-from shardids.replication.barrier import HeldLock
-from shardids.replication.sides import Side
+from shardids.catalog.keys.known import key_text, parse_key
+from shardids.catalog.keys.moved_ids import is_id, list_ids, listed_ids
+from shardids.catalog.leases import KEY_MOVE, OnBusy
+from shardids.catalog.rows import Catalog, describe_in, read_placement
+from shardids.errors import BadArgument
+from shardids.replication.journals import MoveJournal
+from shardids.replication.steps import ABORT
 
 GUARD: Final = "guard"
 SWITCHED: Final = "settle"
 """The first step after the switch: the key lives in the target, and the move only goes on."""
+CLEAN: Final = "clean"
+"""The last step."""
 
 Outcome = Literal["moved", "aborted"]
 
@@ -63,6 +65,13 @@ class KeyMove:
         """Returns whether the key lives in the target."""
         return self.switched_at is not None
 
+    def is_of(self, key: str) -> bool:
+        """Return whether a key is that of the move, however it is written."""
+        try:
+            return key_text(parse_key(key, self.kind)) == self.key
+        except BadArgument:
+            return False
+
     def session_name(self, cluster: UUID) -> str:
         """Return the name of the move's sessions; no two moves have the same."""
         return f"shardids_key_{cluster.hex[:8]}_{self.id}"
@@ -72,6 +81,11 @@ _COLUMNS: Final = (
     "id, kind, key, source, target, choices, step, is_unsettled, epoch, rows, started_at, switched_at,"
     " ended_at, outcome"
 )
+
+
+_COUNT_ON: Final = text("""
+    select setval(s.name, greatest(cast(:above as bigint), pg_sequence_last_value(s.name)))
+    from (select pg_get_serial_sequence('shardids_catalog.key_move', 'id')::regclass as name) s""")
 
 
 def read_key_moves(connection: Connection, *, ended: bool = False) -> list[KeyMove]:
@@ -96,23 +110,16 @@ def all_key_moves(catalog: Catalog) -> list[KeyMove]:
         return read_key_moves(connection, ended=True)
 
 
-class KeyJournal:
+class KeyJournal(MoveJournal[KeyMove]):
     """The journal of one key, open for writing, and the leases of the process that writes it.
 
-    :meth:`opened` makes it. It writes only while the entry has the epoch of its leases.
-
-    Attributes:
-        step: the step that is taken, or is to be taken next.
-        leases: those of this command.
+    :meth:`opened` makes it.
     """
 
-    def __init__(self, catalog: Catalog, held: HeldLock, key: str, leases: Leases) -> None:
-        self._catalog = catalog
-        self._held = held
-        self._key = key
-        self._move: KeyMove | None = None
-        self.leases = leases
-        self.step = GUARD
+    TABLE = "key_move"
+    FIRST = GUARD
+    COMMAND = "shardids tenant move"
+    NAME = "shardids_key_journal"
 
     @classmethod
     @contextmanager
@@ -120,65 +127,20 @@ class KeyJournal:
         """Yield the journal of a key, and close it afterwards; ``takes_over`` makes its entry this process's.
 
         Raises:
-            ClusterConflict: another process moves the key, or several keys of that name are being moved.
+            ClusterConflict: another process moves the key.
         """
-        leases = Leases(catalog, KEY_MOVE)
-        taken = ClusterConflict(
-            f"key {key!r} is being moved by another process",
-            hint="To see how far it is: shardids tenant move --list",
-        )
-        lost = ConnectionFailed(
-            f"the journal of key {key!r} was lost, with the connection to the catalog",
-            hint="When the catalog answers again: --resume or --abort.",
-        )
-        with HeldLock.taken(
+        with cls._opened(
             catalog,
-            AdvisoryLock.LEASE_HOLDER,
-            leases.key,
-            taken=taken,
-            lost=lost,
-            name="shardids_key_journal",
-        ) as held:
-            journal = cls(catalog, held, key, leases)
-            with held.transaction() as connection:
-                found = [move for move in read_key_moves(connection) if move.key == key]
-                if found and (
-                    _lives(connection, found[0].epoch)
-                    or (takes_over and not _taken_over(connection, found[0], leases.epoch))
-                ):
-                    raise taken
-            if found:
-                journal._move, journal.step = found[0], found[0].step
+            KEY_MOVE,
+            subject=f"key {key!r}",
+            argument=quote(key),
+            find=lambda connection: next((m for m in read_key_moves(connection) if m.is_of(key)), None),
+            takes_over=takes_over,
+        ) as journal:
             yield journal
 
-    @property
-    def move(self) -> KeyMove:
-        """Returns the move that is not over.
-
-        Raises:
-            ClusterConflict: the key has no open move.
-        """
-        if self._move is None:
-            raise ClusterConflict(f"no move of key {self._key!r} is under way")
-        return self._move
-
-    @property
-    def is_open(self) -> bool:
-        """Returns whether a move is not over."""
-        return self._move is not None
-
-    def refuse_open(self) -> None:
-        """Refuse if a move of the key is not over.
-
-        Raises:
-            ClusterConflict: it was interrupted.
-        """
-        if self._move is not None:
-            raise ClusterConflict(
-                f"a move of key {self._key!r} from shard {self._move.source} to {self._move.target} was"
-                f' interrupted at step "{self.step}"',
-                hint="To resume it: shardids tenant move KEY --resume; to undo it: --abort",
-            )
+    def _route(self, move: KeyMove) -> str:
+        return f"shard {move.source} to {move.target}"
 
     @contextmanager
     def leased(
@@ -188,31 +150,25 @@ class KeyJournal:
         on_busy: OnBusy,
         former: str | None = None,
     ) -> Iterator[None]:
-        """Hold the leases of shards, each on its node, until the block ends or as long as the move is open.
-
-        ``former`` names the sessions of the process that had the entry before: they are ended.
+        """Hold the leases of shards, each on its node, as :meth:`MoveJournal._holding` does.
 
         Raises:
             ShardBusy: another command has one.
         """
         with ExitStack() as kept:
             for shard, (node, engine) in sorted(sides.items()):
-                clear = partial(_end_sessions, Side(name=node, engine=engine), former)
-                kept.enter_context(
-                    self.leases.held(
-                        {node: engine},
-                        shard,
-                        on_busy=on_busy,
-                        takes_over=former is not None,
-                        clear=clear,
-                        is_kept=lambda: self.is_open,
-                    )
-                )
+                kept.enter_context(self._holding({node: engine}, shard, on_busy=on_busy, former=former))
             yield
 
-    def enter(self, kind: str, source: int, target: int, choices: Mapping[str, Any]) -> KeyMove:
-        """Record a new move."""
+    def enter(
+        self, kind: str, key: str, source: int, target: int, choices: Mapping[str, Any], *, above: int
+    ) -> KeyMove:
+        """Record a new move of a key as the directory has it; its number is above one that nodes have."""
         with self._held.transaction() as connection:
+            highest = connection.scalar(text("select coalesce(max(id), 0) from shardids_catalog.key_move"))
+            if above > highest:
+                # The catalog was restored, and has forgotten moves. Their refusals have their numbers.
+                connection.execute(_COUNT_ON, {"above": above})
             row = connection.execute(
                 text(f"""
                     insert into shardids_catalog.key_move (kind, key, source, target, choices, step, epoch)
@@ -220,7 +176,7 @@ class KeyJournal:
                     returning {_COLUMNS}"""),  # noqa: S608 -- a constant
                 {
                     "kind": kind,
-                    "key": self._key,
+                    "key": key,
                     "source": source,
                     "target": target,
                     "choices": json.dumps(choices),
@@ -228,29 +184,36 @@ class KeyJournal:
                     "epoch": self.leases.epoch,
                 },
             ).one()
-        self._move = KeyMove(**row._mapping)
-        self.step = GUARD
-        return self._move
-
-    def begin_step(self, step: str) -> None:
-        """Record the step that is taken next."""
-        self._update("step = :step", step=step)
-        self.step = step
+        self._set(KeyMove(**row._mapping))
+        return self.move
 
     def unsettle(self, *, is_unsettled: bool) -> None:
         """Let clients refuse statements over several shards with one of these, or answer them again."""
         self._update("is_unsettled = :is_unsettled", is_unsettled=is_unsettled)
 
-    def list_ids(self, ids: Sequence[int]) -> None:
-        """List IDs of the key's rows, to be found in the target from the switch on."""
+    def list_ids(self, ids: Sequence[int], *, key: str | None = None) -> None:
+        """List IDs of the key's rows, which lead to the target from the switch on; pass over other values.
+
+        ``key``: another key of the source, whose rows these are.
+        """
         if ids:
             with self._held.transaction() as connection:
-                self._list(connection, ids)
+                self._list(connection, ids, key)
 
-    def _list(self, connection: Connection, ids: Sequence[int]) -> None:
-        move, old = self.move, read_placement(connection).old_ids
-        new = ids if old is None else [id_ for id_ in ids if not old.has(id_)]
-        list_ids(connection, move.kind, move.key, new, shard=move.source)
+    def listed_ids(self) -> list[int]:
+        """Return the IDs that were listed as the key's before, by this move or others."""
+        with self._held.transaction() as connection:
+            return listed_ids(connection, self.move.kind, self.move.key)
+
+    def _list(self, connection: Connection, ids: Sequence[int], key: str | None = None) -> None:
+        move, placement = self.move, read_placement(connection)
+        layout, old = describe_in(connection, connection.engine.url).layout, placement.old_ids
+        new = [
+            id_
+            for id_ in ids
+            if (old is None or not old.has(id_)) and is_id(layout, id_, placement.node_of.keys())
+        ]
+        list_ids(connection, move.kind, key or move.key, new, shard=move.source)
 
     def switch(self, rows: int, ids: Sequence[int]) -> None:
         """Make the target the key's home and record that only settling is left, in one transaction.
@@ -266,16 +229,21 @@ class KeyJournal:
             self._change(connection, change, step=SWITCHED, rows=rows)
         self.step = SWITCHED
 
+    def give_back(self) -> None:
+        """Make the source the key's home again, and record that the move is undone, in one transaction."""
+        move = self.move
+        with self._held.transaction() as connection:
+            write_home(connection, move.kind, move.key, move.source, source=move.target)
+            self._change(connection, "step = :step, switched_at = null, rows = null", step=ABORT)
+        self.step = ABORT
+
     def is_past(self, step: str, error: BaseException) -> bool:
         """Return whether the key lives in the target, after a step of the pause failed with ``error``.
 
         Raises:
             ConnectionFailed: the catalog stays out of reach.
         """
-        if self.step == SWITCHED:
-            return True
-        is_unknown = isinstance(error, CommitUncertain) or not isinstance(error, Exception)
-        return is_unknown and self._held.settled(self._catalog, self._is_switched)
+        return self.step == SWITCHED or self._settled(error, self._is_switched)
 
     def is_switched(self) -> bool:
         """Return whether the key lives in the target."""
@@ -291,46 +259,4 @@ class KeyJournal:
 
     def end(self, outcome: Outcome) -> None:
         """Record how the move ended."""
-        self._update("ended_at = clock_timestamp(), outcome = :outcome", outcome=outcome)
-        self._move, self.step = None, GUARD
-
-    def _update(self, change: str, **values: object) -> None:
-        with self._held.transaction() as connection:
-            self._change(connection, change, **values)
-
-    def _change(self, connection: Connection, change: str, **values: object) -> None:
-        changed = connection.execute(
-            text(f"""update shardids_catalog.key_move set {change}
-                     where id = :id and ended_at is null and epoch = :epoch"""),  # noqa: S608 -- constants
-            values | {"id": self.move.id, "epoch": self.leases.epoch},
-        ).rowcount
-        if changed != 1:
-            raise MoveFailed(
-                f"the journal's entry of key {self._key!r} was taken over, or closed, by another process"
-            )
-
-
-def _end_sessions(side: Side, name: str | None, _node: str) -> None:
-    if name is not None:
-        side.end_sessions(name)
-
-
-def _lives(connection: Connection, epoch: UUID) -> bool:
-    found = connection.scalar(
-        text("""
-            select exists (select from pg_locks l
-              where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = :class
-                and l.objid::bigint = cast(:key as bigint) & 4294967295
-                and l.database = (select d.oid from pg_database d where d.datname = current_database()))"""),
-        {"class": int(AdvisoryLock.LEASE_HOLDER), "key": lock_key(epoch)},
-    )
-    return bool(found)
-
-
-def _taken_over(connection: Connection, move: KeyMove, epoch: UUID) -> bool:
-    changed = connection.execute(
-        text("""update shardids_catalog.key_move set epoch = :epoch
-                where id = :id and ended_at is null and epoch = :before"""),
-        {"epoch": epoch, "id": move.id, "before": move.epoch},
-    )
-    return changed.rowcount == 1
+        self._close("outcome = :outcome", outcome=outcome)

@@ -11,18 +11,25 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from shlex import quote
+from typing import Final
 
+from sqlalchemy import Engine, text
+
+from shardids.catalog.keys.homes import kinds_of, refused_keys
 from shardids.catalog.leases import OnBusy
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import schema_name
 from shardids.errors import ClusterConflict, MoveFailed, ShardidsError
-from shardids.replication.sides import Directory
+from shardids.replication.sides import Directory, Side, move_nodes
 from shardids.replication.steps import ABORT, OnEvent, Report, Runner, ignore
 from shardids.tenants.arriving import Arriving
+from shardids.tenants.examining import require_trusted
 from shardids.tenants.family import Choices, Family, read_family
-from shardids.tenants.journal import KeyJournal, Outcome, all_key_moves
+from shardids.tenants.journal import CLEAN, KeyJournal, KeyMove, Outcome, read_key_moves
 from shardids.tenants.leaving import Leaving
-from shardids.tenants.planning import chosen, ends_of, examined
+from shardids.tenants.making import NewShard, make, require_unused
+from shardids.tenants.planning import chosen, ends_of, examined, refuse_new_tables
 from shardids.tenants.steps import DEFAULTS, STEPS, Actions, Options
 from shardids.traces import span
 
@@ -79,6 +86,14 @@ class _Mover:
             self._journal.end("aborted")
         return self._result("aborted")
 
+    def give_back_or_run(self) -> KeyResult:
+        """Complete a move whose key lives in the target; undo it if the target's server lost the rows."""
+        # The last step deletes the record of the arrival: all rows were removed from the source before it.
+        if self._journal.step == CLEAN or self._actions.has_arrived():
+            return self.run()
+        self._actions.give_back()
+        return self.undo()
+
     def _result(self, outcome: Outcome) -> KeyResult:
         actions = self._actions
         result = KeyResult(
@@ -102,17 +117,22 @@ def move(
     target: int | None = None,
     choices: Choices | None = None,
     *,
+    new: NewShard | None = None,
     options: Options = DEFAULTS,
     back: bool = False,
     on_event: OnEvent = ignore,
 ) -> KeyResult:
     """Move a key and its rows to another shard.
 
+    Interrupted while it makes a ``new`` shard, or after that, it goes on with the same one when it is called
+    again. One that was made stays, empty, if the move is undone: the next key that gets a new one takes it.
+
     Args:
         catalog: the catalog.
         key: the key as text.
         target: the shard; with ``back`` the one that the key was last moved from.
         choices: how its rows are found; as the last time if it is ``None``.
+        new: the shard to make for it, in place of ``target``.
         options: how it is moved.
         back: move the key back.
         on_event: receives the events.
@@ -124,18 +144,25 @@ def move(
     """
     with KeyJournal.opened(catalog, key) as journal:
         journal.refuse_open()
-        target, choices = chosen(catalog, key, target, choices, back=back)
-        found, _ = examined(catalog, key, target, choices)
+        target, choices = chosen(catalog, key, target, choices, new=new, back=back)
+        found, _ = examined(catalog, key, target, choices, options.trusted)
+        if new is not None:
+            target = make(catalog, new, found.source, on_event)
+        assert target is not None  # noqa: S101 -- chosen() requires it
         directory = Directory.read(catalog)
         with _leased(journal, directory, (found.source, target), options.on_busy):
+            if new is not None:
+                require_unused(catalog, target)
             # While it waited for the leases, rows and tables may have changed.
-            again, family = examined(catalog, key, target, choices)
+            again, family = examined(catalog, key, target, choices, options.trusted)
             if again.source != found.source:
                 raise ClusterConflict(
                     f"key {key!r} was moved meanwhile, to shard {again.source}",
                     hint="Run the command again if it is to move on.",
                 )
-            journal.enter(found.kind, found.source, target, choices.document() | {"anchor": family.anchor})
+            document = choices.document() | {"anchor": family.anchor}
+            above = _highest_number(directory)
+            journal.enter(found.kind, found.key, found.source, target, document, above=above)
             with _opened(catalog, journal, family, options, on_event) as mover:
                 return mover.run()
 
@@ -147,27 +174,66 @@ def resume(
 
     Raises:
         ClusterConflict: no move is open, or its mover lives.
+        MoveRefused: tables were made or changed since, before the switch, and a plan would refuse them.
         MoveFailed, ShardBusy: see :func:`move`.
     """
-    with _taken_over(catalog, key, options, on_event) as (journal, mover):
+    with _taken_over(catalog, key, options, on_event, goes_on=True) as (journal, mover):
         return mover.undo() if journal.step == ABORT else mover.run()
 
 
 def abort(
     catalog: Catalog, key: str, *, options: Options = DEFAULTS, on_event: OnEvent = ignore
 ) -> KeyResult:
-    """Undo an interrupted move, or complete it if the key lives in the target already.
+    """Undo an interrupted move, or complete it if the key lives in the target already and its rows are there.
 
     Raises:
         ClusterConflict, MoveFailed, ShardBusy: see :func:`resume`.
     """
     with _taken_over(catalog, key, options, on_event) as (journal, mover):
-        return mover.run() if journal.is_switched() else mover.undo()
+        return mover.give_back_or_run() if journal.is_switched() else mover.undo()
+
+
+def _highest_number(directory: Directory) -> int:
+    """Return the highest number of a move that a node has; those that don't answer are passed over."""
+
+    def ask(_name: str, engine: Engine) -> int:
+        with engine.connect() as connection:
+            return int(connection.execute(_NUMBERS).scalar_one())
+
+    with move_nodes(directory.placement, directory.login, name="shardids_key_check") as nodes:
+        return max(nodes.each(ask).results.values(), default=0)
+
+
+def _returns(catalog: Catalog, move: KeyMove, target: Side) -> list[int]:
+    """Return the moves of the key whose refusal the target has: its own triggers say so.
+
+    A catalog that was restored may have forgotten them. Then the kind of a refused key is not known; it is
+    another's if the directory has such a key of another kind.
+    """
+    with target.begin() as connection:
+        refused = refused_keys(connection)
+    with catalog.engine.connect() as connection:
+        known = {past.id: past.kind for past in read_key_moves(connection, ended=True)}
+        kinds = kinds_of(connection, move.key)
+    unknown = move.kind if set(kinds) <= {move.kind} else None
+    return [
+        one.move
+        for one in refused
+        if (one.shard, one.key, known.get(one.move, unknown)) == (move.target, move.key, move.kind)
+    ]
+
+
+_NUMBERS: Final = text(r"""
+    select greatest(
+      0,
+      (select max(cast(substring(tgname from '^shardids_key_(\d{1,18})_') as bigint)) from pg_trigger
+       where tgfoid = to_regprocedure('shardids.pass_key()')),
+      (select max(move) from shardids.key_return), (select max(move) from shardids.key_arrival))""")
 
 
 @contextmanager
 def _taken_over(
-    catalog: Catalog, key: str, options: Options, on_event: OnEvent
+    catalog: Catalog, key: str, options: Options, on_event: OnEvent, *, goes_on: bool = False
 ) -> Iterator[tuple[KeyJournal, _Mover]]:
     with KeyJournal.opened(catalog, key, takes_over=True) as journal:
         move, directory = journal.move, Directory.read(catalog)
@@ -178,9 +244,13 @@ def _taken_over(
                 # Again: those that the former process opened before it lost the leases.
                 ends.source.end_sessions(former)
                 ends.target.end_sessions(former)
+                for side, shard in ((ends.source, move.source), (ends.target, move.target)):
+                    with side.begin() as connection:
+                        require_trusted(connection, shard, options.trusted)
                 choices = Choices.of(move.choices)
                 # Once rows are removed from the source, only the target has the root's.
-                lives = (ends.target, move.target) if journal.is_switched() else (ends.source, move.source)
+                is_switched = journal.is_switched()
+                lives = (ends.target, move.target) if is_switched else (ends.source, move.source)
                 with lives[0].begin() as connection:
                     family = read_family(
                         connection,
@@ -189,6 +259,8 @@ def _taken_over(
                         choices,
                         anchor=move.choices["anchor"],
                     )
+                    if goes_on and not is_switched and move.step != ABORT:
+                        refuse_new_tables(catalog, move, family, connection)
             family = replace(family, schema=schema_name(prefix, move.source))
             with _opened(catalog, journal, family, options, on_event) as mover:
                 yield journal, mover
@@ -227,6 +299,8 @@ def _opened(
         on_event,
         step=one.step,
         milestones={"switch": f"lives in shard {one.target}"},
+        ways=f"Go on: shardids tenant move {quote(one.key)} --resume;"
+        f" undo: shardids tenant move {quote(one.key)} --abort",
     )
     name = one.session_name(directory.cluster)
     begins = f"move from shard {one.source} to {one.target} at step {one.step}"
@@ -234,13 +308,9 @@ def _opened(
         report.watching(begins),
         ends_of(directory, one.source, one.target, name=name, epoch=journal.leases.epoch) as ends,
     ):
-        returns = [
-            past.id
-            for past in all_key_moves(catalog)
-            if (past.kind, past.key, past.source, past.outcome) == (one.kind, one.key, one.target, "moved")
-        ]
-        leaving = Leaving(ends.source, one.source, one.id, one.target, family)
-        arriving = Arriving(ends, one.id, family, returns)
+        returns = _returns(catalog, one, ends.target)
+        leaving = Leaving(ends.source, one.source, one.id, one.target, family, trusted=options.trusted)
+        arriving = Arriving(ends, one.id, family, returns, options.trusted)
         actions = Actions(
             catalog=catalog,
             journal=journal,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from psycopg import sql
@@ -17,10 +17,13 @@ from shardids.catalog.topology import schema_name
 from shardids.errors import BadArgument, ClusterConflict, MoveRefused
 from shardids.mover.journal import refuse_adoption
 from shardids.replication.sides import Directory, Side, guard, move_nodes
-from shardids.replication.subscriptions import Refusal
-from shardids.tenants.examining import examine
+from shardids.replication.subscriptions import Refusal, refused
+from shardids.tenants.entries import refuse_unfit
+from shardids.tenants.examining import examine, require_trusted, tables
 from shardids.tenants.family import Choices, Family, Part, read_family, run
-from shardids.tenants.journal import KeyJournal, all_key_moves
+from shardids.tenants.journal import KeyJournal, KeyMove, all_key_moves
+from shardids.tenants.making import NewShard, planned
+from shardids.tenants.unclear import unclear_counters, unclear_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +80,18 @@ def ends_of(
 
 
 def plan(
-    catalog: Catalog, key: str, target: int | None, choices: Choices | None, *, back: bool = False
+    catalog: Catalog,
+    key: str,
+    target: int | None,
+    choices: Choices | None,
+    *,
+    new: NewShard | None = None,
+    back: bool = False,
+    trusted: Sequence[str] = (),
 ) -> KeyPlan:
     """Find out whether a key can be moved to a shard; change nothing. Takes the arguments of :func:`move`.
+
+    ``trusted`` are roles whose code may run as the session's.
 
     Raises:
         BadArgument: a name is not found, or ``key`` is not a key of the root's type.
@@ -88,16 +100,29 @@ def plan(
     """
     with KeyJournal.opened(catalog, key) as journal:
         journal.refuse_open()
-        target, choices = chosen(catalog, key, target, choices, back=back)
-        return examined(catalog, key, target, choices)[0]
+        target, choices = chosen(catalog, key, target, choices, new=new, back=back)
+        if new is None:
+            return examined(catalog, key, target, choices, trusted)[0]
+        found, _ = examined(catalog, key, None, choices, trusted)
+        number, node = planned(catalog, new, found.source)
+        return replace(found, target=number, target_node=node)
 
 
 def chosen(
-    catalog: Catalog, key: str, target: int | None, choices: Choices | None, *, back: bool
-) -> tuple[int, Choices]:
-    """Return where a key goes, and how its rows are found: as the last time if the caller does not say."""
+    catalog: Catalog,
+    key: str,
+    target: int | None,
+    choices: Choices | None,
+    *,
+    new: NewShard | None,
+    back: bool,
+) -> tuple[int | None, Choices]:
+    """Return where a key goes, and how its rows are found: as the last time if the caller does not say.
+
+    A shard that is ``new`` has no number yet.
+    """
     last = next(
-        (one for one in reversed(all_key_moves(catalog)) if one.key == key and one.outcome == "moved"), None
+        (one for one in reversed(all_key_moves(catalog)) if one.is_of(key) and one.outcome == "moved"), None
     )
     if back:
         if last is None:
@@ -105,55 +130,83 @@ def chosen(
         target = last.source
     if choices is None or not choices.root:
         choices = Choices.of(last.choices) if last is not None else choices
-    if target is None:
-        raise BadArgument("where to is missing", hint="Name the shard: --to-shard N")
+    if target is None and new is None:
+        raise BadArgument("where to is missing", hint="Name the shard: --to-shard N, or --new-shard")
     if choices is None or not choices.root:
         raise BadArgument("the root is missing", hint="Name the table with the key's row: --root users.email")
     return target, choices
 
 
-def examined(catalog: Catalog, key: str, target: int, choices: Choices) -> tuple[KeyPlan, Family]:
-    """Return the plan of a move and the key's tables. Raises as :func:`plan` does."""
+def examined(
+    catalog: Catalog, key: str, target: int | None, choices: Choices, trusted: Sequence[str]
+) -> tuple[KeyPlan, Family]:
+    """Return the plan of a move and the key's tables. Raises as :func:`plan` does.
+
+    Without ``target``, of a move to a shard that is not made yet; the plan names the source in its place.
+    """
     refuse_adoption(catalog)
     directory = Directory.read(catalog)
-    node = directory.placement.locate(target).name
-    schema = schema_name(directory.schema_prefix, target)
+    any_shard = min(directory.placement.node_of) if target is None else target
+    node = directory.placement.locate(any_shard).name
+    schema = schema_name(directory.schema_prefix, any_shard)
     with (
         move_nodes(directory.placement, directory.login, name="shardids_key_check") as nodes,
         nodes[node].begin() as connection,
     ):
+        require_trusted(connection, any_shard, trusted)
         # All shards have the same tables; the kind of the key follows from the type of its column.
         kind = read_family(connection, schema, key, choices).kind
     with catalog.engine.connect() as connection:
         source = shard_of_key(connection, kind, key)
     if source == target:
         raise ClusterConflict(f"key {key!r} lives in shard {target} already")
+    if choices.region and target is None:
+        raise ClusterConflict(
+            f'keys of region "{choices.region}" live in its shards, and a new one would be of none',
+            hint=f"Name a shard of the region that is empty: --to-shard N; its shards:"
+            f" {existing_region(choices.region, directory.placement.regions)}",
+        )
     if choices.region and target not in existing_region(choices.region, directory.placement.regions).shards:
         raise ClusterConflict(f'shard {target} is not of region "{choices.region}"')
     with (
-        ends_of(directory, source, target, name="shardids_key_check") as ends,
+        ends_of(directory, source, source if target is None else target, name="shardids_key_check") as ends,
         ends.source.begin() as there,
         ends.target.begin() as here,
     ):
+        require_trusted(there, source, trusted)
+        if target is not None:
+            require_trusted(here, target, trusted)
         family = read_family(there, ends.source_schema, key, choices)
-        _refuse(
-            family,
-            source,
-            target,
-            examine(family, there, here, ends.target_schema, directory.placement.old_ids),
-        )
+        refusals = examine(family, there, None if target is None else (here, ends.target_schema))
+        refusals += unclear_ids(family, there, catalog.describe().layout)
+        refusals += unclear_counters(family, there, ends.source_schema, choices)
+        if target is not None:
+            refusals += unclear_counters(family, here, ends.target_schema, choices)
+        shards = [source] if target is None else [source, target]
+        refusals += refuse_unfit(catalog, directory.placement, family, shards)
+        _refuse(family, source, target, refusals)
         rows = {part.name: _count(there, family, part) for part in family.parts}
     found = KeyPlan(
         kind=family.kind,
         key=family.key,
         source=source,
-        target=target,
+        target=source if target is None else target,
         source_node=ends.source.name,
         target_node=ends.target.name,
         rows=rows,
         loose=choices.loose,
     )
     return found, family
+
+
+def refuse_new_tables(catalog: Catalog, move: KeyMove, family: Family, source: Connection) -> None:
+    """Refuse tables that were made or changed while a move was interrupted, for the reasons of a plan.
+
+    Raises:
+        MoveRefused: there are some.
+    """
+    refusals = list(tables(family, source)) or list(unclear_ids(family, source, catalog.describe().layout))
+    _refuse(family, move.source, move.target, refusals)
 
 
 def _count(connection: Connection, family: Family, part: Part) -> int:
@@ -163,13 +216,8 @@ def _count(connection: Connection, family: Family, part: Part) -> int:
     return int(run(connection, query).scalar_one())
 
 
-def _refuse(family: Family, source: int, target: int, refusals: Sequence[Refusal]) -> None:
+def _refuse(family: Family, source: int, target: int | None, refusals: Sequence[Refusal]) -> None:
     if not refusals:
         return
-    where = f"key {family.key!r} can't be moved from shard {source} to {target}"
-    if len(refusals) == 1:
-        raise MoveRefused(f"{where}: {refusals[0].reason}", hint=refusals[0].remedy)
-    raise MoveRefused(
-        f"{where}:\n" + "\n".join(f"- {refusal.reason}" for refusal in refusals),
-        hint="\n".join(f"- {remedy}" for remedy in dict.fromkeys(refusal.remedy for refusal in refusals)),
-    )
+    to = "a new one" if target is None else target
+    raise refused(f"key {family.key!r} can't be moved from shard {source} to {to}", refusals, MoveRefused)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from shlex import quote
 from typing import Final
 
 from psycopg import sql
@@ -20,16 +21,17 @@ from shardids.replication.barrier import PutOff, stop_in_a_quiet_moment, with_lo
 from shardids.replication.sides import Side
 from shardids.replication.steps import OnEvent, Step, Waiting
 from shardids.tables.views import follow
-from shardids.tables.views.refresh import hide
+from shardids.tables.views.refresh import are_others_unsettled, hide
 from shardids.tenants.arriving import Arriving, Verified
-from shardids.tenants.family import Family
-from shardids.tenants.journal import GUARD, SWITCHED, KeyJournal
+from shardids.tenants.entries import keys_of_others, redirect
+from shardids.tenants.family import Family, run
+from shardids.tenants.journal import CLEAN, GUARD, SWITCHED, KeyJournal
 from shardids.tenants.leaving import KeyBarrier, Leaving, remove_rows
 from shardids.tenants.planning import Ends
 
 _COPY: Final = "copy"
 _CLOSE_ENOUGH_S: Final = 0.2
-"""The target is close enough to the source when a round takes less than this."""
+"""The target is close enough to the source when a round takes less than this, or half the pause."""
 _PATIENCE_S: Final = 120.0
 """How long rounds may fail to get quicker, and how long readers from before are waited for."""
 
@@ -43,12 +45,14 @@ class Options:
         settle_s: how long clients have to hear that rows are on their way, before and after the switch.
         verify: compare all rows of both shards before the switch.
         on_busy: what to do while another command has the lease of a shard.
+        trusted: roles whose code may run as the role that moves: see :mod:`shardids.pg.schemas`.
     """
 
     max_pause_s: float = 1.0
     settle_s: float = 2.0
     verify: bool = True
     on_busy: OnBusy = OnBusy.WAIT
+    trusted: tuple[str, ...] = ()
 
 
 DEFAULTS: Final = Options()
@@ -98,7 +102,7 @@ class Actions:
 
     def unguard(self) -> None:
         """Drop the barrier of the key."""
-        self._leaving.unguard(refuses=False)
+        self._leaving.unguard(self._on_wait, refuses=False)
 
     def copy(self) -> None:
         """Bring the rows into the open transaction of the target, and catch up with the source."""
@@ -110,6 +114,11 @@ class Actions:
         with self._leaving.side.autocommit() as source:
             self._version = self._leaving.version(source)
         self._arriving.copy()
+        if listed := self._journal.listed_ids():
+            # By a move before: some of the rows may be another key's now.
+            with self._leaving.side.begin() as source:
+                for part in self._family.parts:
+                    self._release(keys_of_others(source, self._family, part, listed))
         for ids in self._arriving.ids():
             self._journal.list_ids(ids)
         self._catch_up()
@@ -120,14 +129,19 @@ class Actions:
     def remove_arrived(self) -> None:
         """Remove the rows of an attempt before from the target: they were committed, and not switched."""
         self._arriving.close()
-        remove_rows(self._target, self._family, self._schema, self._returns)
+        # Without their record all rows are of others: one may have the same primary key there.
+        if self._arriving.has_arrived():
+            remove_rows(
+                self._target, self._family, self._schema, self._returns, trusted=self._options.trusted
+            )
+            self._arriving.forget()
 
     def _catch_up(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             began = time.monotonic()
             self._follow()
-            if time.monotonic() - began < max(_CLOSE_ENOUGH_S, self._options.max_pause_s / 4):
+            if time.monotonic() - began < max(_CLOSE_ENOUGH_S, self._options.max_pause_s / 2):
                 return
             if time.monotonic() > deadline:
                 raise MoveFailed(
@@ -137,7 +151,7 @@ class Actions:
                 )
 
     def announce(self) -> None:
-        """Let statements over several shards be refused, and wait until those that had begun have ended."""
+        """Let statements over several shards be refused, and wait for all transactions from before to end."""
         try:
             self._announce()
         except BaseException:
@@ -146,24 +160,38 @@ class Actions:
             raise
 
     def _announce(self) -> None:
+        # Before anybody is refused: those that stay open for long.
+        self._await_transactions()
         self._unsettled_since, self._is_settled = time.monotonic(), False
         self._journal.unsettle(is_unsettled=True)
         if (there := query_node_of(self._catalog)) is not None:
             hide(self._catalog, there, {part.name for part in self._family.parts}, self._nodes)
-        began = {side: _now(side) for side in (self._leaving.side, self._target)}
         until = time.monotonic() + self._options.settle_s
-        deadline = time.monotonic() + _PATIENCE_S
         while (left := until - time.monotonic()) > 0:
             self._follow()
             time.sleep(min(left, 0.25))
+        # Everybody has heard of it now: whoever asked the first of several shards before is refused the rest.
+        self._await_transactions()
+
+    def _await_transactions(self) -> None:
+        """Wait until all transactions on both nodes that have begun until now have ended.
+
+        Idle ones count too: one that has changed the rows of one shard may be about to ask another one.
+
+        Raises:
+            MoveFailed: one has not ended in time.
+        """
+        began = {side: _now(side) for side in (self._leaving.side, self._target)}
+        deadline = time.monotonic() + _PATIENCE_S
         for side, moment in began.items():
-            while (reader := _reader_since(side, moment)) is not None:
-                self._wait(f'{reader} on node "{side.name}" still reads as of a moment before the move')
+            while (found := _transaction_before(side, moment)) is not None:
+                self._wait(f'a transaction on node "{side.name}" is open since before the move: {found}')
                 if time.monotonic() > deadline:
                     raise MoveFailed(
-                        f'{reader} on node "{side.name}" reads as of a moment before the move, for over'
-                        f" {_PATIENCE_S:g} s",
-                        hint="Resume with --resume when it has ended, or undo the move with --abort.",
+                        f'a transaction on node "{side.name}" is open since before the move, for over'
+                        f" {_PATIENCE_S:g} s: {found}",
+                        hint="When it has ended, or after pg_terminate_backend() of its process there, resume"
+                        " with --resume; or undo the move with --abort.",
                     )
                 self._follow()
                 time.sleep(0.25)
@@ -171,14 +199,29 @@ class Actions:
     def _follow(self) -> None:
         self._arriving.follow()
         self._journal.list_ids(self._arriving.new_ids())
+        self._release(self._arriving.given_ids())
+
+    def _release(self, given: Mapping[int, str]) -> None:
+        """Let IDs whose rows are other keys' in the source follow these keys."""
+        for key in sorted(set(given.values())):
+            self._journal.list_ids([one for one, its in given.items() if its == key], key=key)
 
     def retract(self) -> None:
         """Let statements over several shards be answered again."""
         if self._is_settled:
             return
-        # First: whoever hears that rows are settled may ask the query node.
-        self.stale_views = follow(self._catalog, settles=True)
+        # A process whose entry was taken over shows nothing.
+        self._journal.require()
+        move = self._journal.move.id
+        # While rows of another key are in two shards the tables stay hidden, until its move ends.
+        waits = are_others_unsettled(self._catalog, move)
+        if not waits:
+            # First: whoever hears that rows are settled may ask the query node.
+            self.stale_views = follow(self._catalog, settled=move)
         self._journal.unsettle(is_unsettled=False)
+        if waits and not self._catalog.placement().unsettled:
+            # It has ended meanwhile, and has left this to this move.
+            self.stale_views = follow(self._catalog)
         if self._unsettled_since is not None:
             self.unsettled_ms = (time.monotonic() - self._unsettled_since) * 1000
             self._unsettled_since = None
@@ -204,6 +247,7 @@ class Actions:
                 since = barrier.close()
                 self._leaving.refuse_holders(watching)
                 self._arriving.follow(is_last=True)
+                self._release(self._arriving.given_ids())
                 if time.monotonic() - since > self._options.max_pause_s * 0.8:
                     raise PutOff("the last rows did not arrive in time")
                 self._require_version(watching)
@@ -236,20 +280,96 @@ class Actions:
         self.retract()
 
     def settle(self) -> None:
-        """Bring the directory to the nodes, and keep the rows until clients have heard of it."""
+        """Let look-ups and old IDs lead to the target, and keep the rows until clients have heard of it."""
+        move = self._journal.move
+        self._require_arrival()
+        self._redirect(move.source, move.target)
         bring_homes(self._catalog)
         time.sleep(self._options.settle_s)
+
+    def _redirect(self, source: int, target: int) -> None:
+        side, require = self._leaving.side, self._journal.require
+        redirect(self._catalog, side, self._family, source, target, require=require)
 
     def remove(self) -> None:
         """Remove the key's rows from the source, which refuses the key for good from now on.
 
         The barrier is dropped when they are gone: until then it is what refuses rows that refer to them.
         """
-        self._leaving.remove()
-        self._leaving.unguard(refuses=True)
+        self._require_arrival()
+        self._leaving.remove(lambda _rows: self._require_arrival())
+        # Before the locks on tables, for which readers may let it wait.
+        self.retract()
+        self._leaving.unguard(self._on_wait, refuses=True)
+
+    def _require_arrival(self) -> None:
+        """Require that the target still has the rows, before more of them are removed from the source.
+
+        Raises:
+            MoveFailed: a standby has taken the place of its node, and lacks the transaction of their arrival.
+        """
+        if self.has_arrived():
+            return
+        self._require_whole_source()
+        raise self._never_arrived(
+            f"shard {self._journal.move.source} has them all, as of the switch, and refuses writes to them",
+            f"To make that shard the key's home again: shardids tenant move {quote(self._journal.move.key)}"
+            " --abort. Writes to the key since the switch are lost with the former server.",
+        )
+
+    def _require_whole_source(self) -> None:
+        """Require that no rows were removed from the source, which the target lacks."""
+        move = self._journal.move
+        if self._journal.step != SWITCHED:
+            raise self._never_arrived(
+                f"shard {move.source} has only those that were not removed yet",
+                f"Bring all of them into shard {move.target} by hand: those of shard {move.source}, and the"
+                f" others from a backup of node {self._leaving.side.name}. Enter move {move.id} in table"
+                f" shardids.key_arrival of node {self._target.name}. Then --resume.",
+            )
+
+    def has_arrived(self) -> bool:
+        """Return whether the rows were committed on the server that the target has now."""
+        return self._arriving.has_arrived()
+
+    def _never_arrived(self, state: str, remedy: str) -> MoveFailed:
+        move = self._journal.move
+        return MoveFailed(
+            f'node "{self._target.name}" lacks the rows of key {move.key!r} that had arrived in shard'
+            f" {move.target}: its server was replaced by one that had not received them; {state}",
+            hint=remedy,
+        )
+
+    def give_back(self) -> None:
+        """Make the source the key's home again, after a switch whose rows the target has lost.
+
+        Raises:
+            MoveFailed: rows may have been removed from the source, or the target has new rows of the key.
+        """
+        move = self._journal.move
+        self._require_whole_source()
+        # Claims first: each leads to a row.
+        self._redirect(move.target, move.source)
+        with self._target.begin() as connection:
+            connection.execute(_PATIENCE)
+            for part in self._family.parts:
+                # Nobody writes new rows of the key until the directory names the source.
+                table = sql.Identifier(self._schema, part.name)
+                run(connection, sql.SQL("lock table {} in share row exclusive mode").format(table))
+                made = sql.SQL("select count(*) from {} a where {}").format(
+                    table, self._family.is_of(part, "a", self._schema)
+                )
+                if count := run(connection, made).scalar_one():
+                    raise self._never_arrived(
+                        f"{count} rows of the key were made in its table {part.name} since",
+                        f"Delete them there, or bring them into shard {move.source} by hand afterwards. Then:"
+                        f" shardids tenant move {quote(move.key)} --abort",
+                    )
+            self._journal.give_back()
+        bring_homes(self._catalog)
 
     def clean(self) -> None:
-        """End the target's refusal of a key that has come back, and let all statements be answered."""
+        """End the target's refusal of a key that has come back, and forget the arrival."""
         for move in self._returns:
             for part in self._family.parts:
                 with_locks(
@@ -259,7 +379,7 @@ class Actions:
                 )
             with self._target.begin() as connection:
                 connection.execute(text("delete from shardids.key_return where move = :move"), {"move": move})
-        self.retract()
+        self._arriving.forget()
 
     def _wait(self, reason: str) -> None:
         self._attempt += 1
@@ -274,16 +394,18 @@ def _now(side: Side) -> object:
         return connection.scalar(text("select clock_timestamp()"))
 
 
-def _reader_since(side: Side, moment: object) -> str | None:
-    """Return a session that has read as of a moment before, ``None`` if none does."""
+def _transaction_before(side: Side, moment: object) -> str | None:
+    """Return the session of a transaction that has begun before a moment, ``None`` without one."""
     with side.autocommit() as connection:
-        found: str | None = connection.scalar(_READERS, {"moment": moment})
+        found: str | None = connection.scalar(_BEFORE, {"moment": moment})
     return found
 
 
-_READERS: Final = text("""
-    select format('process %s of %s', a.pid, a.usename) from pg_stat_activity a
-    where a.datname = current_database() and a.backend_type = 'client backend' and a.backend_xmin is not null
+_PATIENCE: Final = text("set local lock_timeout = '5s'")
+_BEFORE: Final = text("""
+    select format('process %s of %s, %s, since %s', a.pid, a.usename, a.state, a.xact_start)
+    from pg_stat_activity a
+    where a.datname = current_database() and a.backend_type = 'client backend'
       and a.xact_start < :moment and a.pid <> pg_backend_pid()
       and not starts_with(a.application_name, 'shardids_key_')
     order by a.xact_start limit 1""")
@@ -297,6 +419,6 @@ STEPS: Final[tuple[Step[Actions], ...]] = (
     Step(name="switch", act=Actions.switch, undo=Actions.reopen, back_to=_COPY, is_journaled=False),
     Step(name=SWITCHED, act=Actions.settle),
     Step(name="remove", act=Actions.remove),
-    Step(name="clean", act=Actions.clean),
+    Step(name=CLEAN, act=Actions.clean),
 )
 # fmt: on

@@ -37,5 +37,19 @@ comment on column shardids_catalog.key_move.epoch is 'Of the leases of the comma
 comment on column shardids_catalog.key_move.rows is 'How many rows the key had when its home was switched';
 comment on column shardids_catalog.key_move.switched_at is 'When the directory of keys got the new home';
 
+create function shardids_catalog.unsettled_changed() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  new_version bigint;
+begin
+  update shardids_catalog.cluster c set version = c.version + 1, unsettled_version = c.version + 1
+  returning c.version into new_version;
+  perform pg_notify('shardids_placement', new_version::text);
+  return null;
+end
+$$;
+
+comment on function shardids_catalog.unsettled_changed() is 'Counts the versions up and notifies channel shardids_placement';
+
 create trigger changed after update of is_unsettled on shardids_catalog.key_move
-for each statement execute function shardids_catalog.changed();
+for each statement execute function shardids_catalog.unsettled_changed();

@@ -6,13 +6,15 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from shardids import tenants
+from shardids import Cluster, lookup_key, primary_key, tenants
 from shardids.errors import ClusterConflict
 from shardids.pg.embedded import temporary_servers
+from shardids.tables import lookups
 from shardids.tables.views import refresh_query_node
 from tests.support.clusters import Nursery
 from tests.support.faults import LONG
@@ -34,6 +36,20 @@ SHARDS = 4
 ROWS = int(os.environ.get("SHARDIDS_FAULTS_ROWS", "1000000" if LONG else "5000"))
 KILLS = 20 if LONG else 3
 STEPS = ("guard", "copy", "announce", "switch", "settle", "remove", "clean")
+
+LOOKUP = "tenants.name"
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Tenant(Base):
+    __tablename__ = "tenants"
+
+    id: Mapped[int] = primary_key()
+    name: Mapped[str] = lookup_key(unique=True)
+
 
 KILLED = """
 import os, random, threading
@@ -67,6 +83,18 @@ def nursery() -> Iterator[Nursery]:
     nursery.close()
 
 
+@pytest.fixture
+def looked_up(nodes: TwoNodes) -> Iterator[Callable[[], object]]:
+    """What makes the tenants' names a look-up key, for the test."""
+
+    def create() -> None:
+        lookups.create(nodes.catalog, LOOKUP)
+        lookups.backfill(nodes.catalog, LOOKUP)
+
+    yield create
+    lookups.drop(nodes.catalog, LOOKUP)
+
+
 def finish(nodes: TwoNodes, name: str, how: str) -> None:
     """Resumes or undoes a move as soon as the lock of its process is gone."""
     deadline = time.monotonic() + 60
@@ -80,14 +108,15 @@ def finish(nodes: TwoNodes, name: str, how: str) -> None:
             time.sleep(0.05)
 
 
-def test_killed_at_random_steps(nodes: TwoNodes, nursery: Nursery) -> None:
+def test_killed_at_random_steps(nodes: TwoNodes, nursery: Nursery, looked_up: Callable[[], object]) -> None:
     """The tenant goes there and back, and is written to all the while."""
     seed = int(os.environ.get("SHARDIDS_FAULTS_SEED", "1"))
     choose = random.Random(seed)
     name = "whale"
     tenant = new_tenant(nodes, name, users=ROWS // 5, photos=4)
     source, other = home(nodes, name), other_shard(nodes, name)
-    kills = 0
+    looked_up()
+    kills, began = 0, time.monotonic()
     with TenantWriters(nodes, name, tenant, 2, every_s=0.004) as writers:
         while kills < KILLS:
             target = other if home(nodes, name) == source else source
@@ -111,14 +140,21 @@ def test_killed_at_random_steps(nodes: TwoNodes, nursery: Nursery) -> None:
     total = assert_once(nodes, name, tenant, writers)
     assert total > ROWS
     assert all(one.refusals <= {"SI017"} for one in writers.written)
-    ids = [row[0] for row in rows_of(nodes, home(nodes, name), tenant)["users"]]
+    there = rows_of(nodes, home(nodes, name), tenant)
+    ids = [row[0] for table in there.values() for row in table]
     with nodes.catalog.engine.connect() as connection:
         from shardids.catalog.keys.moved_ids import keys_of_ids
 
         listed = keys_of_ids(connection, ids)
     layout = nodes.catalog.describe().layout
+    sys.stdout.write(
+        f"{KILLS} kills in {time.monotonic() - began:.0f} s (seed {seed}); {total:,} rows, each once;"
+        f" {len(ids):,} IDs looked for, {len(listed):,} of them in the list\n"
+    )
     for id_ in ids:
         assert (listed[id_].shard if id_ in listed else layout.shard_of(id_)) == home(nodes, name)
+    with Cluster.connect(nodes.catalog_url, listen=False) as cluster:
+        assert cluster.at(lookup=Tenant.name == name).number == home(nodes, name)
     for node in nodes.servers:
         with nodes.connected(node) as connection:
             assert connection.execute("select count(*) from shardids.lease").fetchone() == (0,)

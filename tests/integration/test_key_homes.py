@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from click.testing import Result
-from sqlalchemy import ForeignKey, event, insert, select, text
+from sqlalchemy import Connection, ForeignKey, event, insert, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -23,7 +23,7 @@ from shardids import AsyncCluster, Cluster, primary_key, sharding_key
 from shardids.catalog.keys import homes as directory
 from shardids.catalog.keys.copies import bring_homes
 from shardids.catalog.keys.homes import drop_home, home_of, homes, put_home
-from shardids.catalog.keys.known import KnownHomes, digest_of, key_text, kind_of, parse_key
+from shardids.catalog.keys.known import Departures, KnownHomes, digest_of, key_text, kind_of, parse_key
 from shardids.catalog.keys.moved_ids import keys_of_ids, list_ids, move_old_ids
 from shardids.catalog.old_ids import fill_directory, write_old_ids
 from shardids.catalog.region_changes import create_region, drop_region
@@ -270,8 +270,7 @@ def test_changes_are_read_alone_or_all_together(
     catalog: Catalog, cluster_url: URL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def known(before: KnownHomes) -> KnownHomes:
-        with catalog.engine.connect() as connection:
-            return directory.read_known(connection, before)
+        return directory.read_known(catalog.engine, before)
 
     moved = {f"key {n}": (shard_for_key(f"key {n}", 8) + 1) % 8 for n in range(50)}
     for key, shard in moved.items():
@@ -303,6 +302,31 @@ def test_changes_are_read_alone_or_all_together(
         assert not known(again)
         bring_homes(catalog).all()
         assert connection.execute("select count(*) from shardids.key_home").fetchone() == (0,)
+
+
+def test_a_switch_while_the_directory_is_read_is_not_missed(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_ = catalog.describe().layout.encode(ms=1_000_000, shard=ANN)
+    there, then = (ANN + 1) % 8, (ANN + 2) % 8
+    with catalog.engine.begin() as connection:
+        list_ids(connection, "text", "ann", [id_], shard=ANN)
+    put_home(catalog, "text", "ann", there)
+    before = directory.read_known(catalog.engine)
+    put_home(catalog, "text", "bob", (shard_for_key("bob", 8) + 1) % 8)
+    real = directory._departures
+
+    def slow(connection: Connection) -> dict[int, Departures]:
+        found = real(connection)
+        monkeypatch.setattr(directory, "_departures", real)
+        put_home(catalog, "text", "ann", then)
+        return found
+
+    monkeypatch.setattr(directory, "_departures", slow)
+    later = directory.read_known(catalog.engine, before)
+    assert (later.shard_of(digest_of("ann")), list(later.departures[ANN].shards)) == (there, [there])
+    now = directory.read_known(catalog.engine, later)
+    assert (now.shard_of(digest_of("ann")), list(now.departures[ANN].shards)) == (then, [then])
 
 
 def test_a_new_node_gets_the_directory(catalog: Catalog, blank_database: Callable[[], URL]) -> None:
@@ -508,7 +532,11 @@ def test_the_command_line_shows_tenants(
         ann_id = users[0].id
     (listed,) = json.loads(run("tenant", "list", "--json").stdout)
     assert (listed["key"], listed["kind"], listed["shard"]) == ("ann", "text", ELSEWHERE)
-    assert run("tenant", "list", "--shard", str(ANN)).stdout == ""
+    assert run("tenant", "list", "--shard", str(ANN)).stderr == "No such key in the directory.\n"
+    assert run("tenant", "list", "--kind", "uuid").stderr == "No such key in the directory.\n"
+    assert "'foo' is not a kind of keys" in run("tenant", "list", "--kind", "foo", code=2).stderr
+    assert "region" in run("tenant", "list", "--kind", "text@eu", code=2).stderr
+    assert "shard 900 does not exist" in run("tenant", "list", "--shard", "900", code=2).stderr
     shown = run("tenant", "show", "ann", "--key", "users.name").stdout
     assert f"ann: lives in shard {ELSEWHERE} since" in shown
     assert "7 rows" in shown

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 
 import psycopg
 import pytest
-from sqlalchemy import BigInteger, ForeignKey, select
+from sqlalchemy import BigInteger, ForeignKey, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import shardids
 from shardids import mover, tenants
 from shardids.catalog.leases import OnBusy
-from shardids.errors import ClusterConflict, KeyMoved, MoveRefused, RowsUnsettled, ShardBusy
+from shardids.catalog.nodes import Nodes
+from shardids.errors import (
+    BadArgument,
+    ClusterConflict,
+    KeyMoved,
+    MoveFailed,
+    MoveRefused,
+    RowsUnsettled,
+    ShardBusy,
+)
 from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepBegun, StepDone
 from shardids.tables.views import refresh_query_node
+from shardids.tenants import leaving
+from shardids.tenants.examining import examine
+from shardids.tenants.family import read_family
+from shardids.watch import doctor
+from shardids.watch.facts.glance import at_a_glance
+from shardids.watch.facts.reading import Asker
 from tests.support.clusters import command_here
 from tests.support.lengths import long
 from tests.support.moves import TwoNodes, schema, two_nodes
@@ -25,6 +41,7 @@ from tests.support.tenants import (
     CHOICES,
     QUICK,
     TenantWriters,
+    abort_open,
     assert_once,
     home,
     make_tables,
@@ -68,8 +85,7 @@ def nodes() -> Iterator[TwoNodes]:
 def _each_alone(nodes: TwoNodes) -> Iterator[None]:
     """A test that fails in a move leaves none to the next."""
     yield
-    for move in tenants.open_key_moves(nodes.catalog):
-        tenants.abort(nodes.catalog, move.key, options=QUICK)
+    abort_open(nodes)
 
 
 def test_all_rows_of_a_key_arrive_and_no_others(nodes: TwoNodes) -> None:
@@ -102,6 +118,8 @@ def test_all_rows_of_a_key_arrive_and_no_others(nodes: TwoNodes) -> None:
         s = schema(source)
         for statement in (
             f"insert into {s}.tenants (id, name) values ({tenant}, 'whale')",
+            f"insert into {s}.tenants (name) values ('whale')",
+            f"update {s}.tenants set name = 'whale' where id = {other}",
             f"insert into {s}.users (tenant_id, name) values ({tenant}, 'late')",
         ):
             with pytest.raises(psycopg.Error, match=f"has moved to shard {target}") as refused:
@@ -110,6 +128,38 @@ def test_all_rows_of_a_key_arrive_and_no_others(nodes: TwoNodes) -> None:
             assert refused.value.diag.message_detail == f"shard {target}"
         # Others go on.
         connection.execute(f"insert into {s}.users (tenant_id, name) values ({other}, 'new')")
+
+
+def test_rows_are_removed_over_several_searches(nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "_FOUND", 30)
+    monkeypatch.setattr(leaving, "_BATCH", 7)
+    name = "many"
+    tenant, target = new_tenant(nodes, name), other_shard(nodes, name)
+    node = nodes.catalog.node_of(home(nodes, name)).name
+    notes = []
+
+    def count(event: Event) -> None:
+        if event == StepDone(step="settle"):
+            with nodes.connected(node) as connection:
+                notes.extend(connection.execute("select count(*) from shardids.key_change").fetchone())
+                connection.execute(
+                    "create table public.noted as select 1 from shardids.key_change where false;"
+                    " create function public.note() returns trigger language plpgsql security definer as"
+                    " 'begin insert into public.noted values (1); return null; end';"
+                    " create trigger noted after insert on shardids.key_change for each row"
+                    " execute function public.note()"
+                )
+        if event == StepDone(step="remove"):
+            with nodes.connected(node) as connection:
+                notes.extend(connection.execute("select count(*) from public.noted").fetchone())
+                connection.execute(
+                    "drop trigger noted on shardids.key_change; drop function public.note();"
+                    " drop table public.noted"
+                )
+
+    tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK, on_event=count)
+    assert notes == [0, 0]
+    assert assert_once(nodes, name, tenant) == 81
 
 
 def test_clients_find_the_key_and_its_ids(nodes: TwoNodes) -> None:
@@ -244,10 +294,29 @@ def test_an_interrupted_move_is_undone(nodes: TwoNodes, step: str) -> None:
         if event == StepDone(step=step):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK, on_event=stop)
-    with pytest.raises(ClusterConflict, match="was interrupted at step"):
+    assert interrupted.value.__notes__ == [
+        f"Interrupted at step \"{step}\". Go on: shardids tenant move '{name}' --resume;"
+        f" undo: shardids tenant move '{name}' --abort"
+    ]
+    with pytest.raises(ClusterConflict, match="was interrupted at step") as refused:
         tenants.move(nodes.catalog, name, target, CHOICES)
+    assert refused.value.hint is not None
+    assert f"shardids tenant move '{name}' --resume" in refused.value.hint
+    with pytest.raises(ShardBusy, match=f"interrupted move of key '{name}'") as busy:
+        mover.move(nodes.catalog, source, nodes.catalog.node_of(target).name)
+    assert busy.value.hint is not None
+    assert f"shardids tenant move '{name}' --resume, or --abort" in busy.value.hint
+    (found,) = doctor.examine(nodes.catalog, ["move-interrupted"]).findings
+    assert f"the move of key '{name}' from shard {source} to {target} was interrupted in step" in found.what
+    assert ("statements over several shards are refused" in found.what) == (step == "announce")
+    assert [one.text for one in found.commands] == [f"shardids tenant move '{name}' --resume"]
+    with closing(Asker(nodes.catalog_url)) as asker:
+        reading = asker.read()
+    assert reading.known is not None
+    glanced = doctor.glance(at_a_glance(reading.known, reading.nodes, time.time()))
+    assert [one for one in glanced if one.check == "move-interrupted"] == [found]
     assert tenants.abort(nodes.catalog, name, options=QUICK).outcome == "aborted"
     assert home(nodes, name) == source
     assert rows_of(nodes, source, tenant) == before
@@ -281,7 +350,7 @@ REFUSED = {
     "a key without rows": ("", "has no row in the root"),
     "a table without a path": (
         "create table {s}.notes (id bigint primary key, body text)",
-        "1 tables .* notes",
+        "table notes has no path to the key",
     ),
     "no primary key": (
         "create table {s}.visits (tenant_id bigint references {s}.tenants)",
@@ -312,9 +381,33 @@ REFUSED = {
         "create table public.bills (id bigint primary key, tenant_id bigint references {s}.tenants)",
         "table .*bills.* is in another schema",
     ),
+    "a column that may refer to large objects": (
+        "alter table {s}.photos add scan oid; select lo_create(0)",
+        "column scan of table photos may refer to large objects, which stay",
+    ),
     "foreign keys in a circle": (
         "alter table {s}.tenants add owner_id bigint references {s}.users",
         "go round in a circle",
+    ),
+    "a foreign key by the equality of an extension": (
+        "create extension if not exists citext;"
+        " create table {s}.teams (id bigint primary key, tenant_id bigint not null references {s}.tenants,"
+        " code citext unique); create table {s}.members (id bigint primary key,"
+        " team_code citext references {s}.teams (code) on delete cascade)",
+        "members_team_code_fkey of table .*members does not compare by PostgreSQL's own equality",
+    ),
+    "a further foreign key by the equality of an extension": (
+        "create extension if not exists citext;"
+        " create table {s}.teams (id bigint primary key, tenant_id bigint not null references {s}.tenants,"
+        " code citext unique); create table {s}.members (id bigint primary key,"
+        " tenant_id bigint not null references {s}.tenants,"
+        " team_code citext references {s}.teams (code) on delete cascade)",
+        "members_team_code_fkey of table .*members does not compare by PostgreSQL's own equality",
+    ),
+    "a foreign key on the path that is not valid": (
+        "create table {s}.likes (id bigint primary key, user_id bigint not null);"
+        " alter table {s}.likes add constraint liker foreign key (user_id) references {s}.users not valid",
+        "foreign key liker of table .*likes, on the path to the key, is not enforced or not valid",
     ),
 }
 
@@ -344,12 +437,96 @@ def test_what_cannot_be_moved_is_refused_by_name(nodes: TwoNodes, case: str) -> 
             with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
                 s = schema(shard)
                 connection.execute(
-                    f"drop table if exists {s}.notes, {s}.visits, {s}.follows, public.bills;"
+                    f"drop table if exists {s}.notes, {s}.visits, {s}.follows, {s}.members, {s}.teams,"
+                    f" {s}.likes, public.bills;"
                     f" alter table {s}.tenants drop column if exists owner_id;"
+                    f" alter table {s}.photos drop column if exists scan;"
+                    f" select lo_unlink(oid) from pg_largeobject_metadata;"
                     f" drop function if exists {s}.touch() cascade"
                 )
     assert home(nodes, name) == source
     assert tenants.open_key_moves(nodes.catalog) == []
+
+
+def test_references_to_tables_of_every_node_hold_in_the_new_shard(nodes: TwoNodes) -> None:
+    """A value that the target's node lacks is refused by the constraint, and named; the key stays."""
+    name = "referring"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    ends = {shard: nodes.catalog.node_of(shard).name for shard in (source, target)}
+    for shard, node in ends.items():
+        with nodes.connected(node) as connection:
+            connection.execute(
+                "create table public.countries (code text primary key);"
+                " insert into public.countries values ('at');"
+                f" alter table {schema(shard)}.users add country text references public.countries"
+            )
+    try:
+        with nodes.connected(ends[source]) as connection:
+            connection.execute("insert into public.countries values ('de')")
+            change = f"update {schema(source)}.users set country = %s where tenant_id = %s"
+            connection.execute(change, ["de", tenant])
+        with pytest.raises(MoveFailed, match=r"rows of table users can't arrive .* foreign key constraint"):
+            tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK)
+        tenants.abort(nodes.catalog, name, options=QUICK)
+        with nodes.connected(ends[source]) as connection:
+            connection.execute(change, ["at", tenant])
+        tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK)
+        assert {row[-1] for row in rows_of(nodes, target, tenant)["users"]} == {"at"}
+        with nodes.connected(ends[target]) as connection, pytest.raises(psycopg.errors.ForeignKeyViolation):
+            connection.execute(f"update {schema(target)}.users set country = 'xx' where tenant_id = {tenant}")
+    finally:
+        for shard, node in ends.items():
+            with nodes.connected(node) as connection:
+                connection.execute(f"alter table {schema(shard)}.users drop column if exists country")
+                connection.execute("drop table if exists public.countries")
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_rows_behind_row_security_come_along_or_are_refused(nodes: TwoNodes, is_forced: bool) -> None:
+    """A role that sees all rows takes them along; one that a policy binds would leave some."""
+    name = f"secured {is_forced}"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    before = rows_of(nodes, source, tenant)
+    s = schema(source)
+    every = [f"{schema(one)}.users" for one in (source, target)]
+
+    def secure(how: str) -> None:
+        for shard, table in zip((source, target), every, strict=True):
+            with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+                connection.execute(how.format(table=table))
+
+    forced = "alter table {table} force row level security;" if is_forced else ""
+    secure("alter table {table} enable row level security;" + forced)
+    try:
+        with nodes.connected(nodes.catalog.node_of(source).name) as connection:
+            connection.execute("create role owner_of_tables")
+            connection.execute(f"grant usage on schema {s}, shardids to owner_of_tables")
+            connection.execute(f"grant select on all tables in schema {s} to owner_of_tables")
+            (owner,) = connection.execute("select current_user").fetchone()
+            connection.execute(f"alter table {s}.users owner to owner_of_tables")
+        node = nodes.catalog.node_of(source)
+        with Nodes({node.name: node}, nodes.catalog.url) as there, there[node.name].begin() as connection:
+            connection.exec_driver_sql("set local role owner_of_tables")
+            family = read_family(connection, s, name, CHOICES)
+            said = [refusal.reason for refusal in examine(family, connection, None)]
+        hidden = "row security hides rows of users from the role that moves them"
+        assert (hidden in said) == is_forced
+        trusting = tenants.Options(settle_s=QUICK.settle_s, trusted=("owner_of_tables",))
+        assert dict(tenants.move(nodes.catalog, name, target, CHOICES, options=trusting).rows)["users"] == 20
+        assert rows_of(nodes, target, tenant) == before
+        assert_once(nodes, name, tenant)
+    finally:
+        secure("alter table {table} disable row level security, no force row level security")
+        with nodes.connected(nodes.catalog.node_of(source).name) as connection:
+            connection.execute(f"alter table {s}.users owner to {owner}")
+            connection.execute("drop owned by owner_of_tables; drop role owner_of_tables")
+
+
+def test_a_table_that_a_shard_lacks_is_named_with_its_schema(nodes: TwoNodes) -> None:
+    target = other_shard(nodes, "nobody")
+    for choices in (tenants.Choices(root="customers.name"), tenants.Choices(root="tenants", loose=("nope",))):
+        with pytest.raises(BadArgument, match=f"schema {schema(target)} has no table (customers|nope)"):
+            tenants.plan(nodes.catalog, "nobody", target, choices)
 
 
 def test_a_prepared_transaction_is_waited_for_and_named(nodes: TwoNodes) -> None:
@@ -393,6 +570,128 @@ def test_a_client_with_a_stale_route_is_sent_on(nodes: TwoNodes) -> None:
     assert "by a stale route" in {row[2] for row in rows_of(nodes, target, tenant)["users"]}
 
 
+def in_shards(nodes: TwoNodes, shards: Iterable[int], statements: str) -> None:
+    for shard in shards:
+        with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+            connection.execute(statements.replace("{s}", schema(shard)).replace("{n}", str(shard)))
+
+
+@contextmanager
+def also(nodes: TwoNodes, tables: str, removal: str) -> Iterator[None]:
+    """More tables in every shard."""
+    in_shards(nodes, range(SHARDS), tables)
+    try:
+        yield
+    finally:
+        for move in tenants.open_key_moves(nodes.catalog):
+            tenants.abort(nodes.catalog, move.key, options=QUICK)
+        in_shards(nodes, range(SHARDS), removal)
+
+
+def test_a_numeric_primary_key_keeps_all_its_digits(nodes: TwoNodes) -> None:
+    name, digits = "digits", "12345678901234567890.1"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    tables = (
+        "create table {s}.sums (id numeric primary key, tenant_id bigint references {s}.tenants, body text)"
+    )
+
+    def write(event: Event) -> None:
+        if event == StepDone(step="copy"):
+            in_shards(
+                nodes,
+                [source],
+                f"update {{s}}.sums set body = 'changed' where id = {digits}2;"
+                f" insert into {{s}}.sums values ({digits}7, {tenant}, 'new');"
+                f" delete from {{s}}.sums where id = {digits}5",
+            )
+
+    with also(nodes, tables, "drop table {s}.sums"):
+        in_shards(
+            nodes,
+            [source],
+            f"insert into {{s}}.sums select n::numeric, {tenant}, 'old'"
+            f" from unnest(array['{digits}2', '{digits}5']) n",
+        )
+        tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK, on_event=write)
+        with nodes.connected(nodes.catalog.node_of(target).name) as connection:
+            found = connection.execute(
+                f"select id::text, body from {schema(target)}.sums order by 1"
+            ).fetchall()
+    assert found == [(f"{digits}2", "changed"), (f"{digits}7", "new")]
+
+
+def test_ids_of_every_key_column_lead_to_the_new_shard(nodes: TwoNodes) -> None:
+    """Wherever they are from: a default, a function of the application, or the ORM."""
+    name = "listed"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    owner = "tenant_id bigint not null references {s}.tenants"
+    tables = f"""
+        create function {{s}}.make_key() returns bigint language sql as 'select {{s}}.next_id()';
+        create table {{s}}.docs ({owner}, id bigint default {{s}}.next_id(), primary key (tenant_id, id));
+        create table {{s}}.pages (id bigint primary key default {{s}}.make_key(), {owner});
+        create table {{s}}.orm (id bigint primary key, {owner}, public bigint unique, number bigint,
+                              unique (tenant_id, number));
+        create table {{s}}.likes ({owner}, photo_id bigint, primary key (tenant_id, photo_id))"""
+    with also(
+        nodes, tables, "drop table {s}.docs, {s}.pages, {s}.orm, {s}.likes; drop function {s}.make_key"
+    ):
+        with nodes.connected(nodes.catalog.node_of(source).name) as connection:
+            s = schema(source)
+            of_others = [
+                row[0] for row in connection.execute(f"select {s}.next_id() from generate_series(1, 2)")
+            ]
+            connection.execute(
+                f"insert into {s}.docs values ({tenant}); insert into {s}.pages values (default, {tenant})"
+            )
+            connection.execute(f"insert into {s}.orm values ({s}.next_id(), {tenant}, {s}.next_id(), 7)")
+            connection.execute(f"insert into {s}.orm values ({s}.next_id(), {tenant}, null, 8)")
+            ids = [
+                row[0]
+                for row in connection.execute(
+                    f"select id from {s}.docs union all select id from {s}.pages"
+                    f" union all select id from {s}.orm union all select public from {s}.orm where public > 0"
+                )
+            ]
+            connection.execute(f"insert into {s}.likes values ({tenant}, %s), ({tenant}, 3)", [of_others[0]])
+        with pytest.raises(
+            MoveRefused, match="column photo_id of table likes has 1 values that may"
+        ) as refused:
+            tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK)
+        assert "--refers likes.photo_id" in str(refused.value.hint)
+        choices = tenants.Choices(root="tenants.name", refers=("likes.photo_id",))
+
+        def write(event: Event) -> None:
+            if event == StepDone(step="copy"):
+                with nodes.connected(nodes.catalog.node_of(source).name) as connection:
+                    query = f"insert into {s}.orm values ({s}.next_id(), {tenant}, {s}.next_id())"
+                    ids.extend(connection.execute(f"{query} returning id, public").fetchone())
+
+        tenants.move(nodes.catalog, name, target, choices, options=QUICK, on_event=write)
+        with shardids.Cluster.connect(nodes.catalog_url) as cluster:
+            assert len(ids) == 7
+            assert {cluster.at(id=one).number for one in ids} == {target}
+            assert {cluster.at(id=one).number for one in of_others} == {source}
+        with nodes.catalog.engine.connect() as connection:
+            lowest = connection.scalar(text("select min(lowest) from shardids_catalog.moved_key"))
+            assert lowest > 1 << 32
+
+
+def test_ids_of_another_type_are_refused(nodes: TwoNodes) -> None:
+    name = "of another type"
+    new_tenant(nodes, name)
+    tables = (
+        "create table {s}.docs (id numeric primary key default {s}.next_id(),"
+        " tenant_id bigint references {s}.tenants)"
+    )
+    with (
+        also(nodes, tables, "drop table {s}.docs"),
+        pytest.raises(
+            MoveRefused, match="column id of table docs draws IDs of the cluster and is not bigint"
+        ),
+    ):
+        tenants.move(nodes.catalog, name, other_shard(nodes, name), CHOICES, options=QUICK)
+
+
 def test_numbers_for_people_go_on_where_they_were(nodes: TwoNodes) -> None:
     name = "numbered"
     new_tenant(nodes, name)
@@ -417,6 +716,103 @@ def test_numbers_for_people_go_on_where_they_were(nodes: TwoNodes) -> None:
         draw(source)
 
 
+def test_numbers_by_the_root_s_primary_key_go_on_where_they_were(nodes: TwoNodes) -> None:
+    name = "numbered by id"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    define = "select shardids.define_counter({n}, kind => 'bill', per => 'never')"
+    in_shards(nodes, range(SHARDS), define)
+
+    def draw(shard: int, whose: object) -> str:
+        with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+            query = f"select {schema(shard)}.next_number(%s, 'bill')"
+            return str(connection.execute(query, [str(whose)]).fetchone()[0])
+
+    before = [draw(source, whose) for whose in (tenant, name, tenant)]
+    draw(source, f"{name}/2026")
+    with pytest.raises(
+        MoveRefused, match=r"called after no row of tenants.*'numbered by id/2026'"
+    ) as refused:
+        tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK)
+    assert "--loose shardids_counter" in str(refused.value.hint)
+    choices = tenants.Choices(root="tenants.name", loose=("shardids_counter",))
+    in_shards(nodes, [source], f"insert into {{s}}.tenants (name) values ('{tenant}')")
+    with pytest.raises(MoveRefused, match=f"counters called '{tenant}', '{name}' may be those of key"):
+        tenants.move(nodes.catalog, name, target, choices, options=QUICK)
+    in_shards(nodes, [source], f"delete from {{s}}.tenants where name = '{tenant}'")
+    tenants.move(nodes.catalog, name, target, choices, options=QUICK)
+    after = [draw(target, whose) for whose in (tenant, name, tenant)]
+    assert len({*before, *after}) == 6
+    in_shards(nodes, [source], f"delete from {{s}}.shardids_counter where tenant = '{name}/2026'")
+    for whose in (tenant, name):
+        with pytest.raises(psycopg.Error, match=f"has moved to shard {target}"):
+            draw(source, whose)
+
+
+def test_a_move_that_ends_leaves_another_key_s_rows_hidden(nodes: TwoNodes) -> None:
+    shards = nodes.catalog.placement().by_node()
+    first, second = (neighbour_in(nodes, shard) for shard in shards["a"][:2])
+    tenant = new_tenant(nodes, first)
+    new_tenant(nodes, second)
+    seen: list[object] = []
+
+    def look() -> None:
+        with nodes.connected("a") as connection:
+            try:
+                query = "select count(*) from shardids_query.users where tenant_id = %s"
+                seen.extend(connection.execute(query, [tenant]).fetchone())
+            except psycopg.Error as error:
+                seen.append("again in a moment" in str(error))
+
+    def move_second(event: Event) -> None:
+        if event == StepBegun(step="settle"):
+            done = tenants.move(nodes.catalog, second, shards["b"][1], CHOICES, options=QUICK)
+            assert done.stale_views == ()
+            look()
+
+    done = tenants.move(nodes.catalog, first, shards["b"][0], CHOICES, options=QUICK, on_event=move_second)
+    assert done.stale_views == ()
+    look()
+    assert seen == [True, 20]
+
+
+def test_a_catalog_that_has_lost_a_switch_is_found(nodes: TwoNodes) -> None:
+    """It was restored to a moment before, or its standby lacked it."""
+    name = "restored"
+    new_tenant(nodes, name)
+    source, target = home(nodes, name), other_shard(nodes, name)
+    with nodes.catalog.engine.connect() as connection:
+        last = connection.scalar(text("select max(id) from shardids_catalog.key_move"))
+    tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK)
+    assert doctor.examine(nodes.catalog, ["key-refused"]).findings == ()
+    with nodes.catalog.engine.begin() as connection:
+        for statement in (
+            f"delete from shardids_catalog.key_home where key = '{name}'",
+            f"update shardids_catalog.moved_key set shard = origin where key = '{name}'",
+            f"delete from shardids_catalog.key_move where key = '{name}'",
+            "select setval(pg_get_serial_sequence('shardids_catalog.key_move', 'id'),"
+            f" {last or 1}, {last is not None})",
+        ):
+            connection.execute(text(statement))
+    (found,) = doctor.examine(nodes.catalog, ["key-refused"]).findings
+    assert found.shards == (source, target)
+    assert f"key 'restored' lives in shard {source} by the directory of keys" in found.what
+    # The number of the move that was forgotten is not given to another one.
+    other = neighbour_in(nodes, source)
+    new_tenant(nodes, other)
+    tenants.move(nodes.catalog, other, target, CHOICES, options=QUICK)
+    assert tenants.all_key_moves(nodes.catalog)[-1].id == (last or 0) + 2
+    with nodes.connected(nodes.catalog.node_of(source).name) as connection:
+        query = f"insert into {schema(source)}.tenants (name) values (%s)"
+        for refused in (name, other):
+            with pytest.raises(psycopg.Error, match=f"has moved to shard {target}"):
+                connection.execute(query, [refused])
+    for command in found.commands:
+        with nodes.catalog.engine.begin() as connection:
+            connection.execute(text(command.text))
+    assert doctor.examine(nodes.catalog, ["key-refused"]).findings == ()
+    assert home(nodes, name) == target
+
+
 def said(*arguments: str) -> str:
     ran = command_here(*arguments)
     assert ran.returncode == 0, ran.stderr
@@ -436,4 +832,10 @@ def test_the_command(nodes: TwoNodes) -> None:
     assert f"key 'by hand' lives in shard {target}, 81 rows" in moved
     assert "moved" in said("tenant", "move", name, "--list", *url)
     assert f"lives in shard {source}" in said("tenant", "move", name, "--back", "--settle", "200ms", *url)
+    mistyped = ["tenant", "move", "nobody", "--to-shard", str(target), "--root"]
+    refused = command_here(*mistyped, "tenants", *url)
+    assert refused.returncode == 2
+    assert "--root tenants.COLUMN" in refused.stderr
+    refused = command_here(*mistyped, "tenants.name", "--dry-run", *url)
+    assert refused.returncode == 1
     assert_once(nodes, name, tenant)

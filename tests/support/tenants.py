@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import dataclass, field
 from itertools import count
 
 import psycopg
@@ -12,6 +10,7 @@ import psycopg
 from shardids import tenants
 from shardids.catalog.keys.homes import shard_of_key
 from tests.support.moves import TwoNodes, schema
+from tests.support.writing import Threads, Written, change_users
 
 TABLES = """
     create table {s}.tenants (
@@ -32,6 +31,19 @@ TABLES = """
 CHOICES = tenants.Choices(root="tenants.name")
 QUICK = tenants.Options(settle_s=0.3)
 """Tests' clients are on the same machine."""
+
+
+def ask(nodes: TwoNodes, shard: int, query: str) -> list[tuple[object, ...]]:
+    """Runs statements in a shard, {s} its schema; returns the rows."""
+    with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
+        cursor = connection.execute(query.replace("{s}", schema(shard)))
+        return cursor.fetchall() if cursor.description else []
+
+
+def abort_open(nodes: TwoNodes) -> None:
+    """Undoes the moves of keys that a test has left."""
+    for move in tenants.open_key_moves(nodes.catalog):
+        tenants.abort(nodes.catalog, move.key, options=QUICK)
 
 
 def make_tables(nodes: TwoNodes, shards: int, tables: str = TABLES) -> None:
@@ -98,46 +110,16 @@ def rows_of(nodes: TwoNodes, shard: int, tenant: int) -> dict[str, list[tuple[ob
         }
 
 
-@dataclass
-class TenantWritten:
-    """What a writer knows to be committed."""
-
-    users: dict[int, str] = field(default_factory=dict)
-    photos: dict[int, int] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
-    pauses_s: list[float] = field(default_factory=list)
-    took_s: list[float] = field(default_factory=list)
-    refusals: set[str | None] = field(default_factory=set)
-
-
-class TenantWriters:
+class TenantWriters(Threads[Written]):
     """Threads that insert, update and delete rows of a tenant, and go to its new shard when refused."""
 
     def __init__(
         self, nodes: TwoNodes, name: str, tenant: int, number: int = 2, every_s: float = 0.0
     ) -> None:
-        self._nodes, self._name, self._tenant, self._every_s = nodes, name, tenant, every_s
-        self._stop = threading.Event()
-        self._failures: list[BaseException] = []
-        self.written = [TenantWritten() for _ in range(number)]
-        self._threads = [
-            threading.Thread(target=self._run, args=(index, one), daemon=True)
-            for index, one in enumerate(self.written)
-        ]
+        super().__init__(Written, number, every_s)
+        self._nodes, self._name, self._tenant = nodes, name, tenant
 
-    def __enter__(self) -> TenantWriters:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
-        if self._failures:
-            raise self._failures[0]
-
-    def _run(self, index: int, written: TenantWritten) -> None:
+    def _run(self, index: int, written: Written) -> None:
         connections: dict[str, psycopg.Connection] = {}
         own: list[int] = []
         turn, last = 0, None
@@ -151,7 +133,9 @@ class TenantWriters:
                 began = time.monotonic()
                 try:
                     with connections[node].transaction():
-                        note = self._change(connections[node], schema(shard), index, turn, own)
+                        note = change_users(
+                            connections[node], schema(shard), index, turn, own, tenant_id=self._tenant
+                        )
                     note(written)
                 except psycopg.Error as error:
                     written.refusals.add(error.sqlstate)
@@ -167,42 +151,9 @@ class TenantWriters:
                 last = now
                 if self._every_s:
                     self._stop.wait(self._every_s)
-        except BaseException as failure:  # noqa: BLE001 -- raised again at the end
-            self._failures.append(failure)
         finally:
             for connection in connections.values():
                 connection.close()
-
-    def _change(self, connection, s, index, turn, own):  # type: ignore[no-untyped-def]  # as its callers use it
-        if turn % 5 == 3 and own:
-            user, name = own[turn % len(own)], f"changed {index}/{turn}"
-            connection.execute(f"update {s}.users set name = %s where id = %s", [name, user])
-            return lambda written: written.users.update({user: name})
-        if turn % 7 == 5 and len(own) > 3:
-            gone = own.pop(turn % len(own))
-            connection.execute(f"delete from {s}.users where id = %s", [gone])
-
-            def delete(written: TenantWritten) -> None:
-                written.gone.add(gone)
-                del written.users[gone]
-                for photo in [p for p, user in written.photos.items() if user == gone]:
-                    del written.photos[photo]
-
-            return delete
-        name = f"{index}/{turn}"
-        (user,) = connection.execute(
-            f"insert into {s}.users (tenant_id, name) values (%s, %s) returning id", [self._tenant, name]
-        ).fetchone()
-        (photo,) = connection.execute(
-            f"insert into {s}.photos (user_id, size) values (%s, 1) returning id", [user]
-        ).fetchone()
-
-        def insert(written: TenantWritten) -> None:
-            own.append(user)
-            written.users[user] = name
-            written.photos[photo] = user
-
-        return insert
 
 
 def assert_once(nodes: TwoNodes, name: str, tenant: int, writers: TenantWriters | None = None) -> int:
@@ -216,7 +167,5 @@ def assert_once(nodes: TwoNodes, name: str, tenant: int, writers: TenantWriters 
     users = {row[0]: row[2] for row in there["users"]}
     photos = {row[0]: row[1] for row in there["photos"]}
     for written in writers.written if writers else ():
-        assert written.users.items() <= users.items()
-        assert written.photos.items() <= photos.items()
-        assert not written.gone & users.keys()
+        assert written.is_in(users, photos)
     return len(users) + len(photos) + 1

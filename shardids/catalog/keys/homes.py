@@ -5,13 +5,16 @@ An entry names the shard where the rows of a key live. Without one they live in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from shlex import quote
+from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.keys.known import (
+    KINDS,
     MOST_CHANGES,
     NO_HOMES,
     Departures,
@@ -22,11 +25,12 @@ from shardids.catalog.keys.known import (
     numbers_of,
     parse_key,
     region_of,
+    require_kind,
 )
 from shardids.catalog.keys.moved_ids import redirect
 from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog, describe_in, lock_placement, read_placement
-from shardids.catalog.topology import shard_for_key
+from shardids.catalog.topology import no_shard, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict
 
 _COLUMNS: Final = "kind, key, shard, since"
@@ -83,9 +87,22 @@ def homes(
     """Return the entries of the directory, by kind and key: of one kind, or of one shard.
 
     ``after`` is the kind and the key of the last entry of the page before; ``limit`` is the size of a page.
+
+    Raises:
+        BadArgument: nothing was found, and the kind, region or shard does not exist.
     """
     with catalog.engine.connect() as connection:
-        return read_homes(connection, kind=kind, shard=shard, after=after, limit=limit)
+        found = read_homes(connection, kind=kind, shard=shard, after=after, limit=limit)
+        if not found and kind is not None:
+            require_kind(kind)
+        if not found and (kind or shard is not None):
+            placement = read_placement(connection)
+            if kind is not None and (region := region_of(kind)) is not None:
+                existing_region(region, placement.regions)
+            count = describe_in(connection, connection.engine.url).shard_count
+            if shard is not None and not placement.has(shard, count):
+                raise no_shard(shard, placement.total(count))
+        return found
 
 
 def home_of(catalog: Catalog, kind: str, key: str | Key) -> Home | None:
@@ -124,10 +141,8 @@ def write_home(
     placement = read_placement(connection)
     _require_source(connection, kind, written, source)
     count = describe_in(connection, connection.engine.url).shard_count
-    if not 0 <= shard < count:
-        raise BadArgument(
-            f"shard {shard} does not exist in this cluster", hint=f"Shards are numbered 0 to {count - 1}."
-        )
+    if not placement.has(shard, count):
+        raise no_shard(shard, placement.total(count))
     if shard not in placement.node_of:
         state = f'was lost with node "{placement.lost[shard]}"' if shard in placement.lost else "has no node"
         raise ClusterConflict(
@@ -221,6 +236,78 @@ def homeless(connection: Connection, limit: int) -> list[Home]:
     return [Home(**row._mapping) for row in rows]
 
 
+class Refused(NamedTuple):
+    """A key that a shard refuses on its node: it has left by a move. Only the catalog knows the kind."""
+
+    shard: int
+    move: int
+    target: int
+    key: str
+    kind: str = ""
+
+
+def refused_keys(connection: Connection) -> list[Refused]:
+    """Return the keys that shards of a node refuse for good, or while they are moved."""
+    return [Refused(*row) for row in connection.execute(_REFUSED)]
+
+
+def misled(connection: Connection, refused: Iterable[Refused]) -> list[Refused]:
+    """Return those refused keys that the directory leads to the very shard that refuses them.
+
+    A catalog that was restored, or a standby that took over, may lack the switch. Keys whose move is not over
+    are passed over.
+    """
+    moves = {
+        row.id: row
+        for row in connection.execute(
+            text("select id, kind, key, ended_at is null as is_open from shardids_catalog.key_move")
+        )
+    }
+    regions = read_placement(connection).regions
+    found: list[Refused] = []
+    for one in refused:
+        move = moves.get(one.move)
+        if move is not None and move.key == one.key:
+            kinds = [] if move.is_open else [move.kind]
+        else:
+            # A catalog without the move does not know the kind: the entry says it, or the key's form.
+            kinds = kinds_of(connection, one.key) or [
+                f"{kind}{of}" for kind in KINDS for of in ("", *(f"@{name}" for name in regions))
+            ]
+        found += [one._replace(kind=kind) for kind in kinds if _leads(connection, kind, one)][:1]
+    return found
+
+
+def kinds_of(connection: Connection, key: str) -> list[str]:
+    """Return the kinds of keys of a text that have an entry."""
+    found = connection.scalars(
+        text("select kind from shardids_catalog.key_home where key = :key"), {"key": key}
+    )
+    return list(found)
+
+
+def _leads(connection: Connection, kind: str, refused: Refused) -> bool:
+    try:
+        return shard_of_key(connection, kind, refused.key) == refused.shard
+    except BadArgument:  # It is not a key of the kind.
+        return False
+
+
+# The arguments of the trigger: the move, the shard where the key went, and the key. A zero byte ends each.
+_REFUSED: Final = text(r"""
+    select distinct s.id, cast(a.parts[1] as bigint), cast(a.parts[2] as integer), a.parts[3]
+    from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
+    join shardids.shard s on s.schema = n.nspname and s.state = 'active'
+    cross join lateral (
+      select array(select convert_from(substring(t.tgargs from b.first for b.last - b.first),
+                                       getdatabaseencoding())
+                   from (select coalesce(lag(p) over (order by p), 0) + 1 as first, p as last
+                         from generate_series(1, length(t.tgargs)) p where get_byte(t.tgargs, p - 1) = 0) b
+                   order by b.first) as parts) a
+    where t.tgfoid = to_regprocedure('shardids.pass_key()') and t.tgname ~ '^shardids_key_\d+_insert$'
+    order by 1, 2""")
+
+
 def shard_of_key(connection: Connection, kind: str, key: str | Key) -> int:
     """Return the shard where the rows of a key live: by the directory, or else by its hash.
 
@@ -250,18 +337,15 @@ def _require_source(connection: Connection, kind: str, key: str, source: int | N
     if source is not None and (there := shard_of_key(connection, kind, key)) != source:
         raise ClusterConflict(
             f"key {key[:60]!r} lives in shard {there}, not in shard {source}",
-            hint="Another command has moved it meanwhile. See: shardids tenant show KEY",
+            hint="Another command has moved it meanwhile. See: shardids tenant show"
+            f" {quote(key)} --kind {kind}",
         )
 
 
-# One statement, so one snapshot: the version belongs to just these rows.
 _WHOLE: Final = text("""
-    select c.homes_version as version, h.digests, h.shards
-    from shardids_catalog.cluster c
-    cross join (
-      select string_agg(d.digest, ''::bytea) as digests,
-             string_agg(substr(int4send(d.shard), 3), ''::bytea) as shards
-      from (select digest, shard from shardids_catalog.key_home order by digest) d) h""")
+    select string_agg(d.digest, ''::bytea) as digests,
+           string_agg(substr(int4send(d.shard), 3), ''::bytea) as shards
+    from (select digest, shard from shardids_catalog.key_home order by digest) d""")
 _CHANGES: Final = text("""
     select h.digest, h.shard, h.version from shardids_catalog.key_home h where h.version > :version
     union all
@@ -271,11 +355,17 @@ _CHANGES: Final = text("""
     limit :most""")
 
 
-def read_known(connection: Connection, known: KnownHomes = NO_HOMES) -> KnownHomes:
+def read_known(catalog: Engine, known: KnownHomes = NO_HOMES) -> KnownHomes:
     """Return the directory as it is now, in memory; ``known`` is an earlier reading: it is not changed.
 
-    It reads the changes since, or all of it if they are many or there is nothing to add them to.
+    It reads the changes since, or all of it if they are many or there is nothing to add them to. All queries
+    see one moment: the version would include a switch between two of them, and the first one's rows not.
     """
+    with catalog.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        return _known(connection, known)
+
+
+def _known(connection: Connection, known: KnownHomes) -> KnownHomes:
     state = connection.execute(text("select homes_version, homes_reset from shardids_catalog.cluster")).one()
     if state.homes_version == known.version:
         return known
@@ -283,11 +373,11 @@ def read_known(connection: Connection, known: KnownHomes = NO_HOMES) -> KnownHom
     if state.homes_reset <= known.version and known.version:
         changed = connection.execute(_CHANGES, {"version": known.version, "most": MOST_CHANGES + 1}).all()
         if len(changed) + known.changes <= MOST_CHANGES:
-            version = max(state.homes_version, *(row.version for row in changed), known.version)
-            return known.with_changes(version, {bytes(row.digest): row.shard for row in changed}, departures)
+            newer = {bytes(row.digest): row.shard for row in changed}
+            return known.with_changes(state.homes_version, newer, departures)
     whole = connection.execute(_WHOLE).one()
     return KnownHomes(
-        whole.version, bytes(whole.digests or b""), bytes(whole.shards or b""), departures=departures
+        state.homes_version, bytes(whole.digests or b""), bytes(whole.shards or b""), departures=departures
     )
 
 

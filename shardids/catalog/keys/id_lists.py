@@ -158,6 +158,22 @@ class IdList:
             found |= zip(span.ids, span.numbers, strict=True)
         return found
 
+    def of(self, connection: Connection, number: int) -> list[int]:
+        """Return the IDs of one number. It reads the whole list."""
+        firsts = list(
+            connection.scalars(
+                text(f"select first from {self._relation} where {self._column} = :name order by first"),  # noqa: S608 -- constants
+                self._name,
+            )
+        )
+        return [
+            id_
+            for some in batches(firsts, _ROWS_A_TIME)
+            for its in self.rows(connection, some).values()
+            for id_, its_number in its.items()
+            if its_number == number
+        ]
+
 
 def _packed(ids: Sequence[int], numbers: Mapping[int, int]) -> tuple[bytes, bytes]:
     return swapped(array("q", ids)).tobytes(), swapped(array("H", map(numbers.__getitem__, ids))).tobytes()

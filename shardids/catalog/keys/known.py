@@ -29,7 +29,8 @@ _ROOM: Final = 4
 """How many places the filter has per key, at least: three of four keys that are not there end with it."""
 _ABSENT: Final = -1
 TEXT: Final = "text"
-_KINDS: Final = {str: TEXT, int: "bigint", UUID: "uuid", bytes: "bytea"}
+_KIND_OF: Final = {str: TEXT, int: "bigint", UUID: "uuid", bytes: "bytea"}
+KINDS: Final = tuple(_KIND_OF.values())
 _LARGEST: Final = 1 << 63
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 
@@ -42,7 +43,7 @@ def kind_of(key: object, region: str | None = None) -> str:
     Raises:
         UnsupportedKey: a key of another type than int, str, bytes and UUID.
     """
-    for type_, kind in _KINDS.items():
+    for type_, kind in _KIND_OF.items():
         if isinstance(key, type_) and not isinstance(key, bool):
             return kind if region is None else f"{kind}@{region}"
     raise UnsupportedKey(f"a key of type {type(key).__name__} can't be in the directory of keys")
@@ -105,8 +106,22 @@ def parse_key(text: str, kind: str = TEXT) -> Key:
                 return bytes.fromhex(text.removeprefix("\\x"))
     except ValueError:
         raise BadArgument(f"{text[:60]!r} is not a key of kind {plain}") from None
-    raise BadArgument(
-        f"{kind!r} is not a kind of keys", hint=f"Kinds: {', '.join(_KINDS.values())}; in a region: text@eu."
+    raise _unknown_kind(kind)
+
+
+def require_kind(kind: str) -> None:
+    """Require that there are keys of a kind; its region is not looked at.
+
+    Raises:
+        BadArgument: no such kind.
+    """
+    if kind.partition("@")[0] not in KINDS:
+        raise _unknown_kind(kind)
+
+
+def _unknown_kind(kind: str) -> BadArgument:
+    return BadArgument(
+        f"{kind!r} is not a kind of keys", hint=f"Kinds: {', '.join(KINDS)}; in a region: text@eu."
     )
 
 

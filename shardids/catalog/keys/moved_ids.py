@@ -7,7 +7,7 @@ A move first lists the IDs of the key's rows, in as many transactions as it like
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -20,8 +20,12 @@ from shardids.catalog.old_ids import overwrite_directory
 from shardids.catalog.rows import describe_in
 from shardids.catalog.topology import BY_DIRECTORY
 from shardids.errors import BadArgument, ClusterConflict
+from shardids.ids.layout import Layout
 
 _MOST_SLOTS: Final = 65_535
+FIRST_MS: Final = 1_000
+"""IDs of earlier milliseconds are none: there are small numbers that count something else."""
+_MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,16 @@ def list_ids(connection: Connection, kind: str, key: str | Key, ids: Iterable[in
         )
 
 
+def is_id(layout: Layout, value: int, shards: Container[int]) -> bool:
+    """Return whether a value can be an ID of one of the shards."""
+    if (value & _MASK) >> (layout.shard_bits + layout.sequence_bits) < FIRST_MS:
+        return False
+    try:
+        return layout.shard_of(value) in shards
+    except BadArgument:
+        return False
+
+
 def redirect(connection: Connection, kind: str, key: str, shard: int) -> None:
     """Let all listed IDs of a key lead to a shard; ``write_home`` and ``delete_home`` call it."""
     connection.execute(
@@ -110,6 +124,15 @@ def moved_keys(connection: Connection, kind: str, key: str | Key) -> list[MovedK
         {"kind": kind, "key": _text(kind, key)},
     )
     return [MovedKey(**row._mapping) for row in rows]
+
+
+def listed_ids(connection: Connection, kind: str, key: str | Key) -> list[int]:
+    """Return the IDs that are listed as a key's. It reads the list of each origin of them."""
+    slots = connection.execute(
+        text("select origin, slot from shardids_catalog.moved_key where kind = :kind and key = :key"),
+        {"kind": kind, "key": _text(kind, key)},
+    ).all()
+    return [id_ for row in slots for id_ in list_of(row.origin).of(connection, row.slot)]
 
 
 def keys_of_ids(connection: Connection, ids: Sequence[int]) -> dict[int, MovedKey]:

@@ -1,12 +1,12 @@
 """Rows of keys in one shard: the tables with a path to a key column, the number and the size of the rows.
 
-It reads only. A table has a path if it has the key column itself, or a foreign key of one column to a table
-that has a path.
+It reads only. Tables find a key column by the walk over foreign keys that an adoption takes:
+:mod:`shardids.adopt.plan.paths`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +14,7 @@ from typing import Any, Final
 from psycopg import sql
 from sqlalchemy import Connection, text
 
+from shardids.adopt.plan.paths import Way, Wishes, sort_tables
 from shardids.catalog.keys.known import Key, kind_of
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
@@ -21,18 +22,8 @@ from shardids.catalog.topology import schema_name
 from shardids.errors import BadArgument
 from shardids.pg.queries import prepare
 from shardids.pg.reader import Reader, reading_as_reader
+from shardids.tenants.family import bare, id_column, read_shard
 
-_FOREIGN_KEYS: Final = text("""
-    select c.relname::text as "table", a.attname::text as "column",
-           r.relname::text as parent, b.attname::text as referred
-    from pg_constraint k
-    join pg_class c on c.oid = k.conrelid
-    join pg_class r on r.oid = k.confrelid and r.relnamespace = c.relnamespace
-    join pg_attribute a on a.attrelid = c.oid and a.attnum = k.conkey[1]
-    join pg_attribute b on b.attrelid = r.oid and b.attnum = k.confkey[1]
-    where k.contype = 'f' and cardinality(k.conkey) = 1 and k.conparentid = 0 and c.oid <> r.oid
-      and c.relnamespace = to_regnamespace(quote_ident(:schema))
-    order by 1, 2""")
 _KEY_COLUMNS: Final = text("""
     select c.relname::text as "table", a.attname::text as "column",
            case when t.typname in ('int2', 'int4', 'int8') then 'bigint'
@@ -44,14 +35,6 @@ _KEY_COLUMNS: Final = text("""
     where c.relnamespace = to_regnamespace(quote_ident(:schema))
       and c.relkind in ('r', 'p') and not c.relispartition
       and (c.relname || '.' || a.attname) = any (:columns)""")
-_OWN_IDS: Final = text("""
-    select c.relname::text as "table", a.attname::text as "column"
-    from pg_index i
-    join pg_class c on c.oid = i.indrelid
-    join pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[0]
-    join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
-    where i.indisprimary and i.indnkeyatts = 1 and c.relnamespace = to_regnamespace(quote_ident(:schema))
-      and pg_get_expr(d.adbin, d.adrelid) like '%next_id()'""")
 _MOST_ROWS: Final = 100_000
 """How many of the newest rows of a table are read to find busy keys."""
 
@@ -62,15 +45,14 @@ class KeyPath:
 
     Attributes:
         table: the table.
-        hops: the column that refers to a parent, the parent, and the parent's column; empty if the table
-            has the key itself.
-        key: the key column, of the last table.
+        id_column: the column of its primary key that holds IDs of the cluster, if it does.
+        way: the foreign keys, and the key column of the last table.
         kind: the kind of its keys.
     """
 
     table: str
-    hops: tuple[tuple[str, str, str], ...]
-    key: str
+    id_column: str | None
+    way: Way
     kind: str
 
 
@@ -113,31 +95,46 @@ def paths_in(connection: Connection, schema: str, columns: Sequence[str]) -> lis
     Raises:
         BadArgument: no table has such a column, or its type has no stable hash.
     """
-    found: dict[str, KeyPath] = {}
+    kinds: dict[str, tuple[str, str]] = {}
     for row in connection.execute(_KEY_COLUMNS, {"schema": schema, "columns": list(columns)}):
         if row.kind is None:
             raise BadArgument(
                 f"{row.table}.{row.column} can't be a sharding key",
                 hint="A sharding key is an integer, text, bytea or uuid.",
             )
-        found[row.table] = KeyPath(table=row.table, hops=(), key=row.column, kind=row.kind)
-    if missing := [one for one in columns if one.partition(".")[0] not in found]:
+        kinds[row.table] = (row.column, row.kind)
+    if missing := [one for one in columns if one.partition(".")[0] not in kinds]:
         raise BadArgument(
             f"no table of {schema} has the column {missing[0]}", hint="For example: --key users.name"
         )
-    keys = connection.execute(_FOREIGN_KEYS, {"schema": schema}).all()
-    grew = True
-    while grew:
-        reached = dict(found)
-        for row in keys:
-            if row.parent in reached and row.table not in found:
-                parent = reached[row.parent]
-                hop = (row.column, row.parent, row.referred)
-                found[row.table] = KeyPath(
-                    table=row.table, hops=(hop, *parent.hops), key=parent.key, kind=parent.kind
-                )
-        grew = len(found) > len(reached)
-    return [found[table] for table in sorted(found)]
+    _, inventory = read_shard(connection, schema)
+    tables = inventory.tables
+    of_table = {name: kinds[table.name] for name, table in tables.items() if table.name in kinds}
+    root, *others = of_table
+    ways = sort_tables(
+        inventory,
+        Wishes(root=root, root_key=of_table[root][0], keys={name: of_table[name][0] for name in others}),
+    ).ways
+    return [
+        KeyPath(
+            table=tables[name].name,
+            id_column=id_column(tables[name].primary_key, tables[name].columns.values()),
+            way=ways[name],
+            kind=of_table[_holder(ways, name, of_table)][1],
+        )
+        for name in sorted(ways)
+    ]
+
+
+def _holder(ways: Mapping[str, Way], name: str, named: Collection[str]) -> str:
+    """Return the table with the named key column that a table's way leads to."""
+    while name not in named:
+        path, first = ways[name].path, ways[name].first
+        last = path[-1] if path else first
+        if last is None:
+            raise AssertionError(name)
+        name = last.referenced_table
+    return name
 
 
 def rows_of_key(catalog: Catalog, shard: int, key: Key, columns: Sequence[str]) -> list[RowsOfKey]:
@@ -180,12 +177,13 @@ def busy_keys(
         with connection.begin():
             prepare(connection)
             now_ms = connection.scalar(text("select (extract(epoch from clock_timestamp()) * 1000)::bigint"))
-            ids = {row.table: row.column for row in connection.execute(_OWN_IDS, {"schema": schema})}
-            paths = [path for path in paths_in(connection, schema, columns) if path.table in ids]
+            paths = paths_in(connection, schema, columns)
         since = max(now_ms - last_ms - description.layout.epoch_ms, 0)
         lowest = description.layout.encode(ms=since, shard=shard)
         for path in paths:
-            for row in _rows(reader, _newest(schema, path, ids[path.table], lowest)):
+            if path.id_column is None:
+                continue
+            for row in _rows(reader, _newest(schema, path, path.id_column, lowest)):
                 counted.setdefault((path.kind, row["key"]), {})[path.table] = row["rows"]
     return _busiest(counted, limit)
 
@@ -224,22 +222,21 @@ def _rows(reader: Reader, query: sql.Composed) -> list[dict[str, Any]]:
     return reader.rows(query.as_string(), row)
 
 
-def _joined(schema: str, path: KeyPath) -> tuple[sql.Composed, sql.Composed]:
+def _joined(schema: str, path: KeyPath) -> tuple[sql.Composed, sql.Composable]:
     """Return the FROM clause of a path, whose tables are ``t0``, ``t1`` …, and its key column."""
     parts = [sql.SQL("{} t0").format(sql.Identifier(schema, path.table))]
-    for number, (column, parent, referred) in enumerate(path.hops):
-        here, there = sql.Identifier(f"t{number}"), sql.Identifier(f"t{number + 1}")
+    for number, hop in enumerate(path.way.path):
+        here, there = f"t{number}", f"t{number + 1}"
+        joined = sql.SQL(" and ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(there, theirs), sql.Identifier(here, mine))
+            for mine, theirs in zip(hop.columns, hop.referenced, strict=True)
+        )
         parts.append(
-            sql.SQL("join {} {} on {}.{} = {}.{}").format(
-                sql.Identifier(schema, parent),
-                there,
-                there,
-                sql.Identifier(referred),
-                here,
-                sql.Identifier(column),
+            sql.SQL("join {} {} on {}").format(
+                sql.Identifier(schema, bare(hop.referenced_table)), sql.Identifier(there), joined
             )
         )
-    key = sql.SQL("{}.{}").format(sql.Identifier(f"t{len(path.hops)}"), sql.Identifier(path.key))
+    key = sql.Identifier(f"t{len(path.way.path)}", path.way.key)
     return sql.SQL(" ").join(parts), key
 
 
