@@ -12,14 +12,14 @@ from shardids.adopt.run.following import let_follow
 from shardids.adopt.run.journal import FOLLOW, KEPT, Journal, Outcome
 from shardids.adopt.run.sides import Sides, opened_sides, relay_url, source_url
 from shardids.adopt.run.sparing import NO_LIMITS, Limits, Sparing, TooMuchLog
-from shardids.adopt.steps import AFTER, BACK, SWITCH, Actions, Steps, run_steps
+from shardids.adopt.steps import AFTER, BACK, RUN, SWITCH, Actions, Steps, is_at, uses_relay
 from shardids.catalog.leases import Lease, OnBusy, obtain
 from shardids.catalog.rows import Catalog
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.errors import AdoptionFailed, ConnectionFailed, ShardidsError
 from shardids.pg.connections import on_connect
 from shardids.replication.sides import guard
-from shardids.replication.steps import OnEvent, Report, Runner, Waiting
+from shardids.replication.steps import Noted, OnEvent, Report, Runner, Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,11 @@ class Adopter:
         adoption, (source, via) = journal.adoption, urls
         name = adoption.session_name(catalog.describe().cluster)
         url = source_url(catalog, adoption.source, source)
-        relay = relay_url(catalog, adoption.plan, via)
+        relay = relay_url(catalog, adoption.plan, via) if uses_relay(adoption) else None
         subject, step = f"adoption {adoption.id}", adoption.step
-        report = Report("adopt", subject, {"adoption": adoption.id}, on_event, step=step)
+        undo = "; undo: shardids adopt abort" if is_at(step, RUN) else ""
+        ways = f"Go on: shardids adopt run --resume{undo}"
+        report = Report("adopt", subject, {"adoption": adoption.id}, on_event, step=step, ways=ways)
         with (
             report.watching(f"begins at step {step}"),
             opened_sides(catalog, adoption.plan, url, via=relay, reader=reader, name=name) as sides,
@@ -122,7 +124,7 @@ class Adopter:
             AdoptionFailed: it stopped, or was aborted.
         """
         try:
-            return self.take(run_steps(self._journal.adoption.plan), then=FOLLOW)
+            return self.take(RUN, then=FOLLOW)
         except TooMuchLog as error:
             self.undo()
             raise AdoptionFailed(
@@ -140,8 +142,26 @@ class Adopter:
         return self.result("adopted")
 
     def take_over(self) -> Result:
-        """Let the shards take over, if they have not, and take the remaining steps."""
-        return self.take(SWITCH, AFTER, then=KEPT if self._actions.keeps_back else None)
+        """Let the shards take over, if they have not, and take the remaining steps.
+
+        Of a switch that fails before that nothing keeps a node's log.
+        """
+        try:
+            return self.take(SWITCH, AFTER, then=KEPT if self._actions.keeps_back else None)
+        except ShardidsError:
+            # At its last step whoever has the shards may be unknown.
+            if self._actions.keeps_back and is_at(self._journal.step, SWITCH[:-1]):
+                self._drop_back()
+            raise
+
+    def _drop_back(self) -> None:
+        try:
+            # Until it is made again.
+            self._journal.begin_step(SWITCH[0].name)
+            self._actions.drop_back()
+        except ShardidsError as error:
+            note = f"nodes may keep their logs for the way back, see shardids adopt status: {error.message}"
+            self._report(Noted(note=note))
 
     def undo(self) -> Result:
         """Leave the source as it was, and the shards empty; after a return, the source as it has become."""
@@ -152,7 +172,7 @@ class Adopter:
             if has_returned:
                 self._journal.forget_old_ids(self._actions.bare_names)
 
-        self._runner.abort((*run_steps(self._journal.adoption.plan), *SWITCH), forget)
+        self._runner.abort((*RUN, *SWITCH), forget)
         self._journal.end(outcome)
         return self.result(outcome)
 
@@ -177,8 +197,7 @@ class Adopter:
 
     def compare(self) -> Result:
         """Compare all rows, from the first table on."""
-        self._journal.note_comparison(is_whole=False)
-        self._actions.compare()
+        self._actions.compare(is_anew=True)
         return self.result()
 
     def result(self, outcome: str | None = None) -> Result:

@@ -8,16 +8,15 @@ switch that keeps a way back lets the source follow the shards until :func:`back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shardids.adopt.adopter import Adopter, Result
 from shardids.adopt.back import way_back
 from shardids.adopt.back.checks import check_way_back
 from shardids.adopt.plan.document import Plan
 from shardids.adopt.run import barrier, requirements
-from shardids.adopt.run.following import Slot, lags, slots
 from shardids.adopt.run.journal import (
     FINISH,
     FOLLOW,
@@ -27,9 +26,22 @@ from shardids.adopt.run.journal import (
     Journal,
     open_adoption,
 )
+from shardids.adopt.run.numbers import numbers_can_be_passed_on
 from shardids.adopt.run.sides import Sides, opened_sides, relay_url, source_url
+from shardids.adopt.run.slots import Slot, slots
 from shardids.adopt.run.sparing import NO_LIMITS, Limits
-from shardids.adopt.steps import AFTER, AFTER_BACK, BACK, END, SWITCH, Steps, is_at, run_steps
+from shardids.adopt.steps import (
+    AFTER,
+    AFTER_BACK,
+    BACK,
+    END,
+    FOLLOW_BACK,
+    RUN,
+    SWITCH,
+    Steps,
+    is_at,
+    uses_relay,
+)
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ConnectionFailed
 from shardids.mover.steps import MAX_PAUSE_S
@@ -42,7 +54,7 @@ from shardids.replication.subscriptions import Refusal
 class Check:
     """The contents of an adoption that nothing stands in the way of.
 
-    ``relay_bytes``: about how much the relay would hold, by the size at the source; 0 without one.
+    ``relay_bytes``: how much of the relay's disk each table needs at most, by the size at the source.
     """
 
     split: int
@@ -52,7 +64,7 @@ class Check:
     size_bytes: int
     shards: int
     nodes: int
-    relay_bytes: int
+    relay_bytes: Mapping[str, int]
 
 
 def check(
@@ -70,7 +82,7 @@ def check(
         catalog: the cluster that adopts.
         plan: the plan.
         source: the source's URL, if it differs from the plan's, or to give a password.
-        via: the relay's URL; by default the plan's, which has none if the nodes follow the source itself.
+        via: the relay's URL; by default the plan's.
         reader: the source's URL with a role that can only read; needed to compare rows where the other role
             can write and other roles own objects.
         trusted: roles whose code may run as those of the URLs, at the source and on the nodes: see
@@ -93,7 +105,7 @@ def check(
                 size_bytes=plan.copied_bytes,
                 shards=sides.cluster.shard_count,
                 nodes=len(sides.takers),
-                relay_bytes=plan.copied_bytes if sides.relay else 0,
+                relay_bytes=plan.relay_bytes,
             )
 
 
@@ -120,7 +132,7 @@ def run(
         journal.refuse_open()
         with _checked_sides(catalog, plan, (source, via), reader) as sides:
             shapes, plan = _examine(catalog, sides, trusted), sides.plan
-        journal.enter(plan, plan.source, shapes, run_steps(plan)[0].name)
+        journal.enter(plan, plan.source, shapes, RUN[0].name)
         with Adopter.opened(
             catalog, journal, (source, via), MAX_PAUSE_S, on_event, reader=reader, limits=limits
         ) as adopter:
@@ -133,13 +145,8 @@ def _checked_sides(
 ) -> Iterator[Sides]:
     """Yield the sides of an adoption that may begin; its plan is as the catalog stores it."""
     source, via = urls
-    url, through = source_url(catalog, plan.source, source), via or plan.via
-    plan = replace(
-        plan,
-        source=shown_url(parse_url(plan.source)),
-        via=None if through is None else shown_url(parse_url(through)),
-    )
-    relay = relay_url(catalog, plan, through)
+    url, relay = source_url(catalog, plan.source, source), relay_url(catalog, plan, via)
+    plan = replace(plan, source=shown_url(parse_url(plan.source)), via=shown_url(relay))
     with opened_sides(catalog, plan, url, via=relay, reader=reader, name="shardids_adopt_check") as sides:
         sides.await_source()
         yield sides
@@ -153,20 +160,18 @@ def _examine(catalog: Catalog, sides: Sides, trusted: Sequence[str]) -> dict[str
     refusals: list[Refusal] = [*requirements.cluster_is_ready(catalog, sides)]
     with sides.source.autocommit() as source:
         refusals += requirements.source_is_fit(source, sides, there)
-    refusals += requirements.rows_can_be_compared(sides)
+    refusals += requirements.rows_can_be_compared(sides, there)
     refusals += requirements.code_is_trusted(sides, there, trusted)
-    if sides.relay:
-        refusals += requirements.relay_is_fit(sides, sides.relay)
+    refusals += requirements.relay_is_fit(sides)
     requirements.refuse(plan, refusals)
     with sides.source.autocommit() as source:
         refusals += requirements.keys_are_fit(source, sides, there)
     refusals += requirements.keys_live_by_hash(catalog, sides, there)
-    if sides.relay:
-        refusals += requirements.relay_is_free(sides, sides.relay, there)
-    fed = requirements.as_fed(sides, there)
+    refusals += requirements.relay_is_free(sides, there)
     for taker in sides.takers:
-        refusals += requirements.node_is_fit(taker, sides, fed)
-        refusals += requirements.node_reaches_feed(taker, sides)
+        refusals += requirements.node_is_fit(taker, sides, there)
+        refusals += requirements.node_reaches_relay(taker, sides)
+    refusals += numbers_can_be_passed_on(sides, there)
     requirements.refuse(plan, refusals)
     return {name: definition.shape() for name, definition in there.items()}
 
@@ -195,13 +200,15 @@ def switch(
     with Journal.opened(catalog) as journal:
         require_following(journal, keep_back=keep_back)
         is_open = journal.adoption.switched_at is None
-        if is_open and keep_back and not journal.adoption.keeps_back:
+        # Before the first step an earlier attempt has left nothing that would count against this one.
+        is_begun = journal.adoption.keeps_back and journal.step != SWITCH[0].name
+        if is_open and keep_back and not is_begun:
             for note in check_back(catalog, journal, source):
                 on_event(Noted(note=note))
         with Adopter.opened(
             catalog, journal, (source, via), max_pause_s, on_event, dry_run=dry_run
         ) as adopter:
-            adopter.end_former_sessions()
+            adopter.end_former_sessions(at_source=is_open)
             if dry_run:
                 return adopter.result()
             if is_open:
@@ -239,13 +246,13 @@ def resume(
             limits=limits,
             dry_run=dry_run,
         ) as adopter:
-            adopter.end_former_sessions(at_source=was != FINISH)
+            adopter.end_former_sessions(at_source=not is_at(was, AFTER, END))
             if was == ABORT and not dry_run:
                 return adopter.undo()
             adopter.follow()
             if dry_run or was in (FOLLOW, KEPT, RETURNED):
                 return adopter.result()
-            if is_at(was, run_steps(journal.adoption.plan)):
+            if is_at(was, RUN):
                 return adopter.bring()
             if is_at(was, BACK, AFTER_BACK):
                 return adopter.take(BACK, AFTER_BACK, then=RETURNED)
@@ -350,18 +357,20 @@ class Status:
     """How far an adoption is.
 
     Attributes:
-        lag_bytes: by node, the part of the source's log that it has not confirmed; ``None`` without a slot.
+        nodes: by node, its slot on the relay, or ``None``.
         is_source_closed: the source takes no writes; ``None`` if it does not answer.
         way_back: by node, how its changes come back to the source; ``None`` unless a way back is kept.
+        back_kept_bytes: by node, how much of its log it keeps for a way back that has not begun.
         relay: the relay's slot at the source, or ``None``.
         relay_problem: why the relay does not answer; then nothing is known of the nodes.
         source_problem: why the source does not answer; then only the nodes' own slots are known.
     """
 
     adoption: Adoption
-    lag_bytes: dict[str, int | None]
+    nodes: dict[str, Slot | None]
     is_source_closed: bool | None
     way_back: dict[str, way_back.NodeBack] | None = None
+    back_kept_bytes: Mapping[str, int] = field(default_factory=dict)
     relay: Slot | None = None
     relay_problem: str = ""
     source_problem: str = ""
@@ -378,39 +387,43 @@ def status(catalog: Catalog, *, source: str | None = None, via: str | None = Non
         return None
     url = source_url(catalog, adoption.source, source)
     name = adoption.session_name(catalog.describe().cluster)
-    relay = relay_url(catalog, adoption.plan, via)
+    relay = relay_url(catalog, adoption.plan, via) if uses_relay(adoption) else None
     with opened_sides(catalog, adoption.plan, url, via=relay, name=name) as sides:
-        problem, is_closed, found = "", None, []
+        problem, is_closed = "", None
+        found: dict[str, Slot] = {}
         try:
             is_closed = barrier.is_closed(sides)
             # The source's slot grows while a relay is dead: that has to be seen.
-            found = slots(sides.source, [sides.relay]) if sides.relay else []
+            if sides.via is not None:
+                found = slots(sides.source, [sides.relay])
         except ConnectionFailed as error:
             problem = error.message
-        lag_bytes, relay_problem = _lags(sides, answers=not problem)
+        nodes, relay_problem = _of_nodes(sides)
         way = None
         if adoption.step == KEPT or is_at(adoption.step, BACK):
             way = way_back.states_without_source(sides) if problem else way_back.states(sides)
+        is_early = adoption.keeps_back and way is None
         return Status(
             adoption=adoption,
-            lag_bytes=lag_bytes,
+            nodes=nodes,
             is_source_closed=is_closed,
             way_back=way,
-            relay=found[0] if found else None,
+            back_kept_bytes=way_back.kept_bytes(sides) if is_early else {},
+            relay=found.get(sides.relay_name),
             relay_problem=relay_problem,
             source_problem=problem,
         )
 
 
-def _lags(sides: Sides, *, answers: bool) -> tuple[dict[str, int | None], str]:
-    """Return how far the nodes are behind, and why the relay, if they follow one, does not answer."""
-    nothing: dict[str, int | None] = {taker.side.name: None for taker in sides.takers}
-    if sides.relay is None:
-        return (lags(sides) if answers else nothing), ""
+def _of_nodes(sides: Sides) -> tuple[dict[str, Slot | None], str]:
+    """Return the nodes' slots on the relay, and why the relay does not answer."""
+    found: dict[str, Slot] = {}
+    problem = ""
     try:
-        return lags(sides), ""
+        found = {} if sides.via is None else slots(sides.via.side, sides.takers)
     except ConnectionFailed as error:
-        return nothing, error.message
+        problem = error.message
+    return {taker.side.name: found.get(taker.name) for taker in sides.takers}, problem
 
 
 def check_back(catalog: Catalog, journal: Journal, source: str | None) -> list[str]:
@@ -484,7 +497,7 @@ def finish(
         ClusterConflict: no adoption is under way, or it keeps no way back.
     """
     with Journal.opened(catalog) as journal:
-        _require_way_back(journal, BACK, END)
+        _require_way_back(journal, FOLLOW_BACK, BACK, END)
         with Adopter.opened(
             catalog, journal, (source, None), MAX_PAUSE_S, on_event, dry_run=dry_run
         ) as adopter:

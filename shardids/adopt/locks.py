@@ -43,7 +43,8 @@ def explained(error: StatementFailed, again: str, engines: Iterable[tuple[str, E
 
     ``again``: what to do then. ``engines``: the databases that may be meant, each with its name.
     """
-    if error.sqlstate != _NO_LOCK:
+    # One with a hint names them itself.
+    if error.sqlstate != _NO_LOCK or error.hint:
         return error
     for name, engine in engines:
         with suppress(ShardidsError), engine.connect() as connection:

@@ -8,12 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from sqlalchemy import text
-
 from shardids.adopt.back import handing_back, way_back
-from shardids.adopt.plan.document import OldIds, Plan
-from shardids.adopt.run import barrier, comparing, following, numbers, relay, staging
-from shardids.adopt.run.journal import FINISH, HANDED_BACK, KEPT, Journal
+from shardids.adopt.plan.document import OldIds
+from shardids.adopt.run import barrier, comparing, following, numbers, relay, slots, staging
+from shardids.adopt.run.journal import FINISH, HANDED_BACK, KEPT, Adoption, Journal
 from shardids.adopt.run.sides import Sides, Taker
 from shardids.adopt.run.sparing import Sparing
 from shardids.catalog.old_ids import (
@@ -25,8 +23,10 @@ from shardids.catalog.old_ids import (
     write_old_ids,
 )
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import schema_name
 from shardids.errors import ConnectionFailed
-from shardids.pg.definitions import Definition
+from shardids.pg.definitions import Definition, read_definitions
+from shardids.pg.queries import quoted
 from shardids.replication.steps import Lagging, Noted, Step, Waiting
 from shardids.replication.subscriptions import unpublish, unsubscribe
 
@@ -35,10 +35,15 @@ _WORTH_TRYING: Final = 0.1
 _OPENING_S: Final = 20.0
 """How long to keep trying to open shards once they have taken over."""
 _RULES: Final = {OldIds.KEY: BY_KEY, OldIds.DIRECTORY: BY_DIRECTORY, OldIds.FAN_OUT: BY_FAN_OUT}
-_LEFT_THERE: Final = (
-    "the source does not answer ({problem}) and was left as it is. If it comes back, it has subscriptions"
-    " {names}; of each: alter subscription … disable; alter subscription … set (slot_name = none);"
-    " drop subscription …. Its tables refuse writes unless somebody disabled the trigger shardids_barrier"
+_LEFT_THERE: Final = "the source does not answer ({problem}) and was left as it is. If it comes back, it has "
+_RELAY_LEFT: Final = (
+    "{relay}, a publication and a replication slot, for which it keeps its log:"
+    " select pg_drop_replication_slot('{relay}'); drop publication {relay}"
+)
+_BACK_LEFT: Final = (
+    "subscriptions {names}; of each: alter subscription … disable; alter subscription … set"
+    " (slot_name = none); drop subscription …. Its tables refuse writes unless somebody disabled the trigger"
+    " shardids_barrier"
 )
 
 
@@ -103,24 +108,23 @@ class Actions:
         self._each(lambda taker: staging.unstage(taker, self._sides))
 
     def make_relay(self) -> None:
-        """Let the relay fetch all rows of the source."""
-        if self._sides.relay:
-            relay.make(self._sides, self._sides.relay, self.there)
+        """Make the relay, without rows."""
+        relay.make(self._sides, self.there)
 
     def unmake_relay(self) -> None:
         """Remove all from the relay, and its objects from the source."""
-        if self._sides.relay:
-            relay.unmake(self._sides, self._sides.relay, self._on_event)
+        if self._sides.via is not None:
+            relay.unmake(self._sides)
+            relay.leave_source(self._sides, self._on_event)
 
-    def await_relay(self) -> None:
-        """Wait until the relay has all rows."""
-        if self._sides.relay:
-            following.await_copy(self._sides, self._sides.source, [self._sides.relay], self._on_event)
+    def copy_to_relay(self) -> None:
+        """Let the relay fetch all rows."""
+        relay.copy(self._sides, self.there, self._sparing)
 
     def place_rows(self) -> None:
         """Give rows without a key their shards on the relay."""
-        if self._sides.relay:
-            relay.place_rows(self._sides, self._sides.relay, self.there)
+        with self._sparing.beside([self._sides.relay.side]):
+            relay.place_rows(self._sides, self.there)
 
     def publish(self) -> None:
         """Publish rows for the nodes, and keep the log for them from now on."""
@@ -129,38 +133,49 @@ class Actions:
 
     def unpublish(self) -> None:
         """Drop the nodes' slots and publications."""
-        for taker in self._sides.takers:
-            unpublish(self._sides.feed, taker.name)
+        for taker in self._sides.takers if self._sides.via is not None else ():
+            unpublish(self._sides.relay.side, taker.name)
 
     def subscribe(self) -> None:
         """Let the nodes fetch the rows."""
         for taker in self._sides.takers:
             following.subscribe(self._sides, taker)
+            slots.note_copy_slots(self._sides.relay.side, taker)
 
     def unsubscribe(self) -> None:
         """Drop the subscriptions of the nodes."""
         self._each(lambda taker: unsubscribe(taker.side, taker.name))
 
     def await_copy(self) -> None:
-        """Wait until the nodes have all rows, as of one moment, and gather statistics on them."""
-        following.await_copy(self._sides, self._sides.feed, self._sides.takers, self._on_event)
+        """Wait until the nodes have all rows, as of one moment."""
+        following.await_copy(self._sides, self._sides.relay.side, self._sides.takers, self._on_event)
         following.await_confirmed(self._sides, self._on_lag)
-        for taker in self._sides.takers:
-            with taker.side.autocommit() as connection:
-                for shard in taker.shards:
-                    connection.execute(text("select shardids.analyze(:shard)"), {"shard": shard})
 
-    def compare(self) -> None:
-        """Compare all rows; go on where it was interrupted, if no server was replaced meanwhile."""
-        now = following.timelines(self._sides.followers)
+    def make_indexes(self) -> None:
+        """Make the indexes that wait for the rows, and gather statistics on these."""
+        with self._sparing.beside([taker.side for taker in self._sides.takers]):
+            self._each(staging.make_indexes)
+            self._each(staging.analyze)
+
+    def compare(self, *, is_anew: bool = False) -> None:
+        """Compare all rows; unless anew, go on where it was interrupted.
+
+        Tables whose rows may have changed past the log are compared again, and all if a server was replaced.
+        """
+        # As they are before rows are read: a change past the log that comes later is seen by the switch, and
+        # so is a server that is replaced.
+        found = following.timelines(self._sides.followers)
+        timelines = ", ".join(f"{name} {timeline}" for name, timeline in found.items())
+        now = {name: (table.storage_version, timelines) for name, table in self._sides.definitions().items()}
+        was = {} if is_anew else self._journal.adoption.compared
         comparing.compare(
             self._sides,
             self.there,
             self._sparing,
-            compared=[table for table, was in self._journal.adoption.compared.items() if was == now],
-            on_table=lambda table: self._journal.note_compared(table, now),
+            compared=[name for name, one in was.items() if one == now.get(name)],
+            on_table=lambda name: self._journal.note_compared(name, now[name]),
         )
-        following.note_timelines(self._sides.followers)
+        following.note_timelines(self._sides.followers, found)
         self._journal.note_comparison()
 
     def make_barrier(self) -> None:
@@ -200,10 +215,14 @@ class Actions:
     def switch(self) -> None:
         """Stop writes at the source, wait until the nodes have them all, and let the shards take over."""
         following.require_timelines(self._sides.followers)
+        with self._sides.source.begin() as source:
+            barrier.require_brought(source, self._sides, self._journal.adoption)
         numbering = numbers.Numbering(self._sides, self.there)
+        # A list of IDs takes longer to write than writes may be stopped; until then every shard is asked.
+        rules = self._rules(directory=BY_FAN_OUT)
         self._stopped = barrier.close(
             self._sides,
-            self._journal.adoption.shapes,
+            self._journal.adoption,
             barrier.parts_of(self.there),
             max_pause_s=self._max_pause_s,
             on_wait=self._on_wait,
@@ -211,16 +230,15 @@ class Actions:
             require=lambda: relay.require_placed(self._sides, self.there),
         )
         numbering.pass_on()
-        # A list of IDs takes longer to write than writes may be stopped; until then every shard is asked.
         first = next(step.name for step in AFTER if step.is_needed(self))
-        self._journal.switch(self._rules(directory=BY_FAN_OUT), first)
+        self._journal.switch(rules, first)
 
     def reopen(self) -> None:
         """Let the source take writes again."""
         barrier.reopen(self._sides)
 
     def open_shards(self) -> None:
-        """Let the shards take writes; keep trying for a while, since they have taken over."""
+        """Let the shards, then reference tables take writes; keep trying, since they have taken over."""
         deadline = time.monotonic() + _OPENING_S
         while True:
             try:
@@ -231,6 +249,11 @@ class Actions:
                     raise
             time.sleep(0.5)
         self._note_pause()
+        self.open_references()
+
+    def open_references(self) -> None:
+        """Let reference tables take writes."""
+        self._each(lambda taker: staging.open_references(taker, self._sides, self._on_wait))
 
     def list_old_ids(self) -> None:
         """Fill the directories of old IDs; a table has its rule once its directory is whole."""
@@ -247,15 +270,40 @@ class Actions:
         self.unsubscribe()
         if not self.keeps_back:
             self.unstage()
-        self._each(lambda taker: staging.drop_barriers(taker, self._sides))
-        # Last: the source may be gone by now.
+        self._each(staging.drop_barriers)
         self.unpublish()
-        self.unmake_relay()
+        relay.unmake(self._sides)
+        self._at_source_if_there(
+            lambda: relay.leave_source(self._sides, self._on_event),
+            left=_RELAY_LEFT.format(relay=self._sides.relay_name),
+        )
 
     def follow_back(self) -> None:
         """Let the source follow the shards."""
-        for taker in self._sides.takers:
-            way_back.follow_back(self._sides, taker)
+        try:
+            self._sides.await_source()
+            self._sides.source.end_sessions(self._sides.name)
+            # It may have been out of reach before.
+            relay.leave_source(self._sides, self._on_event)
+            for taker in self._sides.takers:
+                way_back.follow_back(self._sides, taker)
+        except ConnectionFailed as error:
+            raise ConnectionFailed(
+                error.message,
+                hint="When all servers answer: shardids adopt run --resume. If the source is lost:"
+                " shardids adopt finish",
+            ) from error
+
+    def _at_source_if_there(self, act: Callable[[], None], *, left: str) -> None:
+        """Do work at the source that the shards don't need; report ``left`` if it does not answer."""
+        try:
+            self._sides.await_source()
+            self._sides.source.end_sessions(self._sides.name)
+            act()
+        except ConnectionFailed as error:
+            # No connection is opened either once another process has the lock.
+            self._journal.require_lock()
+            self._on_event(Noted(note=_LEFT_THERE.format(problem=error.message) + left))
 
     def guard(self) -> None:
         """Create write barriers on the shards' tables, open."""
@@ -286,7 +334,7 @@ class Actions:
     def stay(self) -> None:
         """Let the shards take writes again, which were to be handed back."""
         self._each(staging.open_shards)
-        handing_back.open_references(self._sides)
+        self.open_references()
 
     def set_sequences(self) -> None:
         """Let the source's sequences go on behind its own IDs."""
@@ -309,28 +357,32 @@ class Actions:
     def finish(self) -> None:
         """End the way back: the shards are on their own, and the source, if still there, stays closed."""
         self._each(way_back.dismantle)
-        self._each(staging.drop_shard_barriers)
+        self._each(staging.drop_barriers)
         self.unstage()
-        try:
-            self._sides.source.end_sessions(self._sides.name)
-            # Whoever repaired a row there may have disabled a trigger.
-            self.make_barrier()
-            for taker in self._sides.takers:
-                way_back.unfollow(self._sides, taker)
-        except ConnectionFailed as error:
-            # No connection is opened either once another process has the lock.
-            self._journal.require_lock()
-            names = ", ".join(way_back.back_name(taker) for taker in self._sides.takers)
-            self._on_event(Noted(note=_LEFT_THERE.format(names=names, problem=error.message)))
+        names = ", ".join(way_back.back_name(taker) for taker in self._sides.takers)
+        self._at_source_if_there(self._unfollow, left=_BACK_LEFT.format(names=names))
+
+    def _unfollow(self) -> None:
+        relay.leave_source(self._sides, self._on_event)
+        # Whoever repaired a row there may have disabled a trigger.
+        self.make_barrier()
+        for taker in self._sides.takers:
+            way_back.unfollow(self._sides, taker)
 
     def _rules(self, *, directory: str) -> list[OldIdRule]:
+        """Return the rules for old IDs, by the tables of a shard: the source may be gone."""
         rules = {**_RULES, OldIds.DIRECTORY: directory}
+        taker = self._sides.takers[0]
+        schema = schema_name(self._sides.cluster.schema_prefix, taker.shards[0])
+        bare = self.bare_names
+        with taker.side.engine.connect() as connection:
+            here = read_definitions(connection, [quoted(schema, name) for name in bare])
         return [
-            OldIdRule(table=self.there[table.name].table, column=table.id, rule=rules[table.old_ids])
-            for table in self._sides.split
+            OldIdRule(table=name, column=table.id, rule=rules[table.old_ids])
+            for table, name in zip(self._sides.split, bare, strict=True)
             if table.id is not None
             and table.old_ids is not None
-            and self.there[table.name].columns[table.id].family == "integer"
+            and here[quoted(schema, name)].columns[table.id].family == "integer"
         ]
 
     def _each(self, act: Callable[[Taker], None]) -> None:
@@ -359,21 +411,19 @@ Steps = tuple[Step[Actions], ...]
 RUN: Final[Steps] = (
     Step(name="close", act=Actions.close, undo=Actions.give_back),
     Step(name="stage", act=Actions.stage, undo=Actions.unstage),
+    Step(name="relay", act=Actions.make_relay, undo=Actions.unmake_relay),
+    Step(name="copy to relay", act=Actions.copy_to_relay),
+    Step(name="place", act=Actions.place_rows),
     Step(name="publish", act=Actions.publish, undo=Actions.unpublish),
     Step(name="subscribe", act=Actions.subscribe, undo=Actions.unsubscribe),
     Step(name="copy", act=Actions.await_copy),
+    Step(name="indexes", act=Actions.make_indexes),
     Step(name="compare", act=Actions.compare),
 )
 """What brings the rows. Afterwards the nodes follow the source: step ``follow``."""
 
-RUN_VIA: Final[Steps] = (
-    *RUN[:2],
-    Step(name="relay", act=Actions.make_relay, undo=Actions.unmake_relay),
-    Step(name="copy to relay", act=Actions.await_relay),
-    Step(name="place", act=Actions.place_rows),
-    *RUN[2:],
-)
-"""What brings the rows through a relay."""
+UNFOLLOWED: Final[Steps] = RUN[: [step.name for step in RUN].index("copy")]
+"""The steps before nodes follow the relay, and that which lets them."""
 
 SWITCH: Final[Steps] = (
     Step(name="barrier", act=Actions.make_barrier, undo=Actions.drop_barrier),
@@ -409,13 +459,17 @@ AFTER_BACK: Final[Steps] = (
 )
 """The steps after it has. Afterwards the shards are fenced, with their rows: step ``returned``."""
 
+FOLLOW_BACK: Final[Steps] = AFTER[-1:]
+"""The last of them, which a way back needs the source for."""
+
 END: Final[Steps] = (Step(name=FINISH, act=Actions.finish),)
 """What gives the way back up."""
 
 
-def run_steps(plan: Plan) -> Steps:
-    """Return the steps that bring the rows."""
-    return RUN if plan.via is None else RUN_VIA
+def uses_relay(adoption: Adoption) -> bool:
+    """Return whether an adoption still has objects on its relay: the step that drops them is not over."""
+    left = [step.name for step in AFTER if step.act != Actions.follow_back]
+    return adoption.switched_at is None or adoption.step in left
 
 
 def is_at(step: str, *tables: Steps) -> bool:

@@ -1,6 +1,6 @@
 -- Purpose:    what the way back of an adoption needs on a node, while changes of the shards' tables are sent to the old
 --             database: those tables stay partitions of the tables that took rows in, by whose names the changes are sent.
--- Locks:      guard_part: SHARE ROW EXCLUSIVE on the shard's table, ACCESS EXCLUSIVE if it is to log whole rows. unguard_part,
+-- Locks:      guard_part: SHARE ROW EXCLUSIVE on the table, ACCESS EXCLUSIVE if it is to log whole rows. unguard_part,
 --             close_back: ACCESS EXCLUSIVE, and SHARE ROW EXCLUSIVE. All until commit: set lock_timeout.
 -- Privileges: CREATE on schema shardids; ownership of the tables.
 
@@ -17,7 +17,7 @@ $$;
 
 comment on function shardids.refuse_with() is 'Refuses a statement with the message and the hint that its trigger names';
 
--- TRUNCATE of a partition is not sent by a publication of its root. The trigger's name tells what unguard_part sets back.
+-- TRUNCATE of a partition is not sent by a publication of its root, and that of another table is not published. The trigger's name tells what unguard_part sets back.
 create function shardids.guard_part(part regclass, logs_all boolean) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
@@ -50,15 +50,14 @@ $$;
 
 comment on function shardids.unguard_part(regclass) is 'Undoes guard_part';
 
-create function shardids.guarded(shards integer[]) returns setof regclass
+create function shardids.guarded() returns setof regclass
 language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   select t.tgrelid::regclass from pg_trigger t
-  where t.tgname in ('shardids_back', 'shardids_back_full')
-    and t.tgrelid in (select name from unnest(shards) shard, unnest(shardids.tables_of(shard)) name);
+  where t.tgname in ('shardids_back', 'shardids_back_full') and t.tgfoid = to_regprocedure('shardids.refuse_with()');
 end;
 
-comment on function shardids.guarded(integer[]) is 'The tables of these shards that guard_part has changed';
+comment on function shardids.guarded() is 'The tables that guard_part has changed';
 
 create function shardids.close_back(name regclass, message text, hint text) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -71,6 +70,6 @@ $$;
 comment on function shardids.close_back(regclass, text, text) is 'Keeps clients from writing to a table; open_table undoes it';
 
 revoke execute on function
-  shardids.refuse_with(), shardids.guard_part(regclass, boolean), shardids.unguard_part(regclass), shardids.guarded(integer[]),
+  shardids.refuse_with(), shardids.guard_part(regclass, boolean), shardids.unguard_part(regclass), shardids.guarded(),
   shardids.close_back(regclass, text, text)
   from public;

@@ -1,6 +1,6 @@
 -- Purpose:    what takes rows of an adopted database in on a node: tables of the source's names, partitioned by shard, whose
 --             partitions are the tables of the shards; a barrier for tables of which every node has all rows.
--- Locks:      add_route, drop_route: ACCESS EXCLUSIVE. stage_shard: SHARE UPDATE EXCLUSIVE on the parent, ACCESS EXCLUSIVE on the shard's table. unstage_shard,
+-- Locks:      add_route, drop_route, set_indexes_aside: ACCESS EXCLUSIVE. make_index: SHARE. stage_shard: SHARE UPDATE EXCLUSIVE on the parent, ACCESS EXCLUSIVE on the shard's table. unstage_shard,
 --             drop_staging: ACCESS EXCLUSIVE. All until commit: set lock_timeout.
 -- Privileges: CREATE on the database and on schema shardids; ownership of the shards' tables.
 
@@ -83,6 +83,59 @@ end
 $$;
 
 comment on function shardids.stage_shard(regclass, integer, regclass) is 'Lets a table of a shard take rows in';
+
+-- Indexes of the shards' tables that are quicker to make when the rows are there, each with the statement that makes it.
+create table shardids.index_aside (
+  part regclass not null,
+  name name not null,
+  definition text not null,
+  comment text,
+  primary key (part, name));
+
+comment on table shardids.index_aside is 'Indexes that set_indexes_aside has dropped, until make_index makes them again';
+
+-- Indexes stay if a definition does not make them again as they are, or a constraint needs them.
+create function shardids.set_indexes_aside(part regclass) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  one record;
+begin
+  for one in
+    select i.indexrelid::regclass as index, c.relname, pg_get_indexdef(c.oid) as definition,
+           obj_description(c.oid, 'pg_class') as comment
+    from pg_index i
+    join pg_class c on c.oid = i.indexrelid and c.reltablespace = 0
+    where i.indrelid = part and i.indisvalid
+      and not (i.indisunique or i.indisexclusion or i.indisclustered or i.indisreplident)
+      and not exists (select from pg_attribute a where a.attrelid = c.oid and a.attstattarget >= 0)
+      and not exists (select from pg_depend d where d.objid = c.oid and d.deptype in ('x', 'e'))
+  loop
+    insert into shardids.index_aside (part, name, definition, comment) values (part, one.relname, one.definition, one.comment);
+    execute format('drop index %s', one.index);
+  end loop;
+end
+$$;
+
+comment on function shardids.set_indexes_aside(regclass) is 'Drops indexes of a table of a shard while its rows arrive, and records them';
+
+create function shardids.make_index(part regclass, name name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  one shardids.index_aside;
+begin
+  delete from shardids.index_aside a where a.part = make_index.part and a.name = make_index.name returning * into one;
+  if not found then
+    return;
+  end if;
+  execute one.definition;
+  if one.comment is not null then
+    execute format('comment on index %s.%I is %L',
+                   (select c.relnamespace::regnamespace from pg_class c where c.oid = part), name, one.comment);
+  end if;
+end
+$$;
+
+comment on function shardids.make_index(regclass, name) is 'Makes an index again that set_indexes_aside has dropped';
 
 create function shardids.staged(adoption text) returns table (parent regclass, part regclass)
 language sql stable set search_path = pg_catalog, pg_temp
@@ -189,5 +242,6 @@ revoke execute on function
   shardids.stage(name, name, regclass, text, text), shardids.add_route(regclass, name, integer, text),
   shardids.routed(name, text), shardids.drop_route(regclass, name, text), shardids.stage_shard(regclass, integer, regclass), shardids.staged(text),
   shardids.unstage_shard(regclass, regclass), shardids.drop_staging(text), shardids.refuse_writes(),
+  shardids.set_indexes_aside(regclass), shardids.make_index(regclass, name),
   shardids.close_table(regclass), shardids.open_table(regclass), shardids.follow(name, text)
   from public;

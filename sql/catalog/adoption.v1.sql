@@ -31,6 +31,6 @@ comment on column shardids_catalog.adoption.shapes is 'The tables of the source,
 comment on column shardids_catalog.adoption.step is 'The last step that was begun';
 comment on column shardids_catalog.adoption.keeps_back is 'Whether changes of the shards are sent back to the source after the switch';
 comment on column shardids_catalog.adoption.compared is
-  'Tables that a comparison which is not over has found to be the same, each with the timelines of the servers';
+  'Tables that were last found to be the same, each with the version of its storage at the source and the timelines of the servers';
 comment on column shardids_catalog.adoption.compared_at is 'When all rows were last found to be the same';
 comment on column shardids_catalog.adoption.switched_at is 'When the shards took over; from then on there is no abort';

@@ -23,7 +23,6 @@ MAKE = """
     create table {name} (
       id {serial} primary key, user_id int not null references users,
       before int references {parent}, at timestamptz default now(), what text unique);
-    alter table {name} replica identity full;
     create index {name}_at on {name} (at);
     insert into {name} (user_id, what) values (1, '{name}'), (2, 'two')"""
 
@@ -45,12 +44,14 @@ def test_each_of_many_tables_is_adopted(tmp_path: Path) -> None:
         for server in servers[1:]:
             with psycopg.connect(server.url(), autocommit=True) as node:
                 node.execute("revoke create on schema public from public")
+        with psycopg.connect(servers[1].url(), autocommit=True) as node:
+            node.execute("create database relay")
         plan, folder = str(tmp_path / "plan.toml"), str(tmp_path / "migrations")
         for words in (
             ["plan", servers[0].url(), "--root=users", f"--shards={SHARDS}", "-o", plan],
             ["prepare", plan, "--dir", folder],
             ["migrate", "up", "--dir", folder],
-            ["run", plan],
+            ["run", plan, "--via", servers[1].url("relay"), "--yes"],
             ["switch", "--yes"],
         ):
             command = words if words[0] == "migrate" else ["adopt", *words]

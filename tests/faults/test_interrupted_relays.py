@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardids.adopt import adoption
-from shardids.adopt.steps import AFTER, RUN_VIA, SWITCH
+from shardids.adopt.steps import AFTER, RUN, SWITCH
 from tests.faults.test_interrupted_adoptions import complete, finish, killed
 from tests.support.adoptions import schema
 from tests.support.clusters import Nursery
@@ -30,7 +30,7 @@ def nursery() -> Iterator[Nursery]:
     nursery.close()
 
 
-EVERY = [(step.name, kind) for step in (*RUN_VIA, *SWITCH, *AFTER) for kind in ("StepBegun", "StepDone")]
+EVERY = [(step.name, kind) for step in (*RUN, *SWITCH, *AFTER) for kind in ("StepBegun", "StepDone")]
 SOME = [
     ("copy to relay", "StepBegun"),
     ("place", "StepBegun"),
@@ -50,7 +50,7 @@ def test_killed_at_a_step_and_resumed(store: Store, nursery: Nursery, step: str,
 
 
 @pytest.mark.parametrize(
-    ("step", "kind"), scaled([("relay", "StepDone"), ("copy", "StepBegun")], EVERY[: 2 * len(RUN_VIA) + 5])
+    ("step", "kind"), scaled([("relay", "StepDone"), ("copy", "StepBegun")], EVERY[: 2 * len(RUN) + 5])
 )
 def test_killed_at_a_step_and_aborted(store: Store, nursery: Nursery, step: str, kind: str) -> None:
     with Traffic(store):

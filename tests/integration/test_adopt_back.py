@@ -22,7 +22,7 @@ from shardids.adopt.run.journal import Journal
 from shardids.adopt.run.numbers import sequences_are_fit, try_sequences
 from shardids.adopt.run.sides import opened_sides
 from shardids.cli import app
-from shardids.errors import AdoptionFailed, AdoptionRefused, ClusterConflict
+from shardids.errors import AdoptionFailed, AdoptionRefused, ClusterConflict, ConnectionFailed
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.urls import parse_url
 from shardids.replication.steps import Event, Noted, StepBegun
@@ -180,6 +180,25 @@ def shardids(shop: Shop, *words: str, exit_code: int = 0) -> str:
     return done.output
 
 
+def test_columns_that_an_index_only_includes_are_of_no_key(shop: Shop) -> None:
+    notes: list[str] = []
+    with shop.connected("source") as source:
+        source.execute("create unique index one_name on users (name) include (id) where name ~ 'twin'")
+    try:
+        adoption.run(shop.catalog, shop.plan)
+        adoption.switch(
+            shop.catalog,
+            keep_back=True,
+            dry_run=True,
+            on_event=lambda event: notes.append(event.note) if isinstance(event, Noted) else None,
+        )
+        adoption.abort(shop.catalog)
+    finally:
+        with shop.connected("source") as source:
+            source.execute("drop index one_name")
+    assert any("one_name of public.users (name) unique" in note for note in notes)
+
+
 @pytest.mark.long
 def test_a_clash_at_the_source_is_shown_and_can_be_mended(shop: Shop) -> None:
     with shop.connected("source") as source:
@@ -223,6 +242,33 @@ class Interrupted(Exception):
     pass
 
 
+def test_a_switch_that_fails_leaves_nothing_that_keeps_log(own_shop: Shop) -> None:
+    shop = own_shop
+    kept: list[str] = []
+    adoption.run(shop.catalog, shop.plan)
+    with shop.connected("source") as source:
+
+        def change(event: Event) -> None:
+            if isinstance(event, StepBegun) and event.step == "catch up":
+                kept.append(shardids(shop, "status"))
+            elif isinstance(event, StepBegun) and event.step == "switch":
+                source.execute("alter table users add column late text")
+
+        with pytest.raises(AdoptionFailed, match=r"public\.users was changed at the source"):
+            adoption.switch(shop.catalog, keep_back=True, on_event=change)
+        source.execute("alter table users drop column late")
+    assert not any("_back" in one for one in shop.leftovers())
+    assert "of its log for a way back that has not begun" in kept[0]
+    assert "has not begun" not in shardids(shop, "status")
+    with shop.connected("source") as source:
+        source.execute("alter table users force row level security")
+        with pytest.raises(AdoptionRefused, match="row-level security for its owner too"):
+            adoption.switch(shop.catalog, keep_back=True)
+        source.execute("alter table users no force row level security")
+    assert adoption.switch(shop.catalog, keep_back=True).step == "kept"
+    assert adoption.back(shop.catalog).step == "returned"
+
+
 @pytest.mark.long
 def test_as_long_as_it_is_kept(shop: Shop) -> None:
     def interrupt(event: Event) -> None:
@@ -243,6 +289,9 @@ def test_as_long_as_it_is_kept(shop: Shop) -> None:
         first, second = shop.catalog.placement().by_node()["a"][:2]
         with pytest.raises(psycopg.Error, match="can't be truncated as long as its changes are sent"):
             node.execute(f"truncate {schema(first)}.lines")
+        for one in (node, other):
+            with pytest.raises(psycopg.Error, match="can't be truncated as long as its changes are sent"):
+                one.execute("truncate cities")
         with pytest.raises(psycopg.Error, match="brings changes to the adopted database"):
             node.execute("insert into public.users (name) values ('x')")
         (stranger,) = node.execute(f"select {schema(second)}.next_id()").fetchone()
@@ -345,6 +394,47 @@ def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch
         with pytest.raises(ClusterConflict, match="by a switch that keeps no way back"):
             wish()
     assert adoption.resume(shop.catalog).outcome == "adopted"
+
+
+@pytest.mark.long
+def test_a_source_that_dies_before_it_follows_the_shards(own_shop: Shop) -> None:
+    shop = own_shop
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, StepBegun) and event.step == "clean":
+            raise Interrupted
+
+    adoption.run(shop.catalog, shop.plan)
+    with pytest.raises(Interrupted):
+        adoption.switch(shop.catalog, keep_back=True, on_event=interrupt)
+    shop.servers["source"].stop("immediate")
+    with pytest.raises(ConnectionFailed) as failed:
+        adoption.resume(shop.catalog)
+    assert "shardids adopt finish" in failed.value.hint
+    shop.servers["source"].restart()
+    assert adoption.resume(shop.catalog).step == "kept"
+    at_source = {"The Shop", "shardids_adopt", "shardids_barrier"}
+    left = [one.split(": ")[1] for one in shop.leftovers() if one.startswith("source")]
+    assert {one for one in left if not one.endswith("_back") and not one.startswith("pg_")} == at_source
+    assert adoption.finish(shop.catalog).outcome == "adopted"
+
+
+@pytest.mark.long
+def test_a_way_back_whose_source_dies_before_it_can_be_given_up(own_shop: Shop) -> None:
+    shop = own_shop
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, StepBegun) and event.step == "follow back":
+            raise Interrupted
+
+    adoption.run(shop.catalog, shop.plan)
+    with pytest.raises(Interrupted):
+        adoption.switch(shop.catalog, keep_back=True, on_event=interrupt)
+    shop.servers["source"].stop("immediate")
+    assert "of its log for a way back that has not begun" in shardids(shop, "status")
+    assert adoption.finish(shop.catalog).outcome == "adopted"
+    shop.servers["source"].restart()
+    assert [one for one in shop.leftovers() if not one.startswith("source")] == []
 
 
 @pytest.mark.long

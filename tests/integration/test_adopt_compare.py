@@ -21,7 +21,7 @@ from shardids.replication.steps import Event, Waiting
 from tests.support.adoptions import Clients, Shop, home_of, new_shop, schema
 from tests.support.standbys import standby_of
 
-NAMES = {"public.countries", "public.users", '"The Shop"."Orders"', "public.lines"}
+NAMES = {"public.countries", "public.cities", "public.users", '"The Shop"."Orders"', "public.lines"}
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,10 @@ def test_rows_that_change_are_read_again_by_their_primary_keys(
 
     with shop.connected("source") as source:
         follow = 'alter subscription "{}" {}'
-        names = {
-            name: [row for (row,) in node.execute("select subname from pg_subscription").fetchall()]
-            for name, node in _nodes(shop)
-        }
+        # The relay's, on a's server, is another database's.
+        own = """select subname from pg_subscription where subdbid = (
+                   select oid from pg_database where datname = current_database())"""
+        names = {name: [row for (row,) in node.execute(own).fetchall()] for name, node in _nodes(shop)}
 
         def set_following(action: str) -> None:
             for name, subscriptions in names.items():
@@ -82,8 +82,8 @@ def test_rows_that_change_are_read_again_by_their_primary_keys(
         finally:
             set_following("enable")
         assert len(rounds) > 4
-        by_key = [query for is_source, query in asked if is_source and "pg_catalog" in query]
-        whole = [query for is_source, query in asked if is_source and "pg_catalog" not in query]
+        by_key = [query for is_source, query in asked if is_source and '"pg_catalog"' in query]
+        whole = [query for is_source, query in asked if is_source and '"pg_catalog"' not in query]
         # Once for the digests, and once more for those that differ.
         assert max(sum(f"from {name} t" in query for query in whole) for name in ("users", "lines")) <= 2
         assert len(by_key) > 2
@@ -91,6 +91,40 @@ def test_rows_that_change_are_read_again_by_their_primary_keys(
         for query in by_key:
             plan = "\n".join(row for (row,) in source.execute(f"explain {query}".encode()).fetchall())
             assert "Seq Scan" not in plan, plan
+
+
+def test_rows_that_change_to_and_fro_are_the_same_in_the_end(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is read while a row is another than before and after."""
+    all_rows, await_confirmed, rounds = comparing.all_rows, comparing.await_confirmed, list[int]()
+    with shop.connected("source") as source:
+        (was,) = source.execute("select name from users where id = 7").fetchone()
+
+        def name(is_now: str) -> None:
+            if len(rounds) <= 5:
+                source.execute("update users set name = %s where id = 7", [is_now])
+
+        def confirm(*given: Any, **options: Any) -> None:
+            rounds.append(1)
+            name("fro")
+            await_confirmed(*given, **options)
+
+        def ask(reader: Reader, query: str) -> list[dict[str, Any]]:
+            is_source = reader._what == "the source"
+            if is_source and '"pg_catalog"' in query:
+                name(was)
+            found = all_rows(reader, query)
+            if is_source and "group by" in query and "public.users t" in query:
+                # All rows are to be read.
+                found = [row | {"digest": "1"} for row in found]
+            return found
+
+        monkeypatch.setattr(comparing, "all_rows", ask)
+        monkeypatch.setattr(comparing, "await_confirmed", confirm)
+        adoption.compare(shop.catalog)
+        assert len(rounds) > 5
+        assert source.execute("select name from users where id = 7").fetchone() == (was,)
 
 
 def test_any_two_rows_of_a_wide_table_have_other_texts(shop: Shop) -> None:
@@ -169,6 +203,25 @@ def test_a_comparison_waits_while_the_source_is_slow(shop: Shop) -> None:
     adoption.compare(shop.catalog, limits=sparing.Limits(max_latency_s=60.0))
 
 
+def test_nodes_stop_reading_when_the_source_fails(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_rows = comparing.all_rows
+    reading = threading.Barrier(3)
+
+    def ask(reader: Reader, query: str) -> list[dict[str, Any]]:
+        reading.wait(30)
+        if reader._what == "the source":
+            raise Stopped
+        return all_rows(reader, "select pg_sleep(300)::text as slept")
+
+    monkeypatch.setattr(comparing, "all_rows", ask)
+    started = time.monotonic()
+    with pytest.raises(Stopped):
+        adoption.compare(shop.catalog)
+    assert time.monotonic() - started < 60
+    monkeypatch.setattr(comparing, "all_rows", all_rows)
+    adoption.compare(shop.catalog)
+
+
 @pytest.mark.usefixtures("small_portions")
 def test_a_comparison_keeps_to_its_rate(shop: Shop) -> None:
     with shop.connected("source") as source:
@@ -236,13 +289,14 @@ def interrupted(shop: Shop) -> list[str]:
 def test_a_comparison_goes_on_with_the_next_table(shop: Shop, is_replaced: bool) -> None:
     before = interrupted(shop)
     with shop.catalog.engine.begin() as catalog:
-        catalog.execute(text("update shardids_catalog.adoption set step = 'compare' where ended_at is null"))
-        if is_replaced:
-            catalog.execute(
-                text("""update shardids_catalog.adoption set compared = (
-                    select jsonb_object_agg(key, replace(value #>> '{}', '0000000', '0000009'))
-                    from jsonb_each(compared)) where ended_at is null""")
-            )
+        catalog.execute(
+            text("""
+                update shardids_catalog.adoption set step = 'compare', compared = (
+                  select jsonb_object_agg(key, replace(value::text, :old, :new)::jsonb)
+                  from jsonb_each(compared) where key = any(:before))
+                where ended_at is null"""),
+            {"old": "0000000" if is_replaced else "", "new": "0000009", "before": before},
+        )
     events: list[Event] = []
     assert adoption.resume(shop.catalog, on_event=events.append).step == "follow"
     after = {one.table for one in events if isinstance(one, comparing.Compared)}
@@ -252,6 +306,22 @@ def test_a_comparison_goes_on_with_the_next_table(shop: Shop, is_replaced: bool)
     events.clear()
     adoption.compare(shop.catalog, on_event=events.append)
     assert {one.table for one in events if isinstance(one, comparing.Compared)} == NAMES
+
+
+def test_a_server_that_is_replaced_during_a_comparison_stops_the_switch(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare, read = comparing.compare, following._read
+
+    def compare_and_promote(*given: Any, **options: Any) -> int:
+        rows = compare(*given, **options)
+        monkeypatch.setattr(following, "_read", lambda *which: ("0000000F", read(*which)[1]))
+        return rows
+
+    monkeypatch.setattr(comparing, "compare", compare_and_promote)
+    adoption.compare(shop.catalog)
+    with pytest.raises(AdoptionFailed, match="is another server than the one that took rows in"):
+        adoption.switch(shop.catalog)
 
 
 def _nodes(shop: Shop) -> Iterator[tuple[str, psycopg.Connection]]:

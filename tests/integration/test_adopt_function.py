@@ -15,13 +15,18 @@ from sqlalchemy.engine import URL
 from shardids import mover
 from shardids.adopt.inplace import functions
 from shardids.adopt.inplace.functions import Replaced, replace_function, restore_function
+from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.catalog.shards import ISSUES_IDS
+from shardids.catalog.skipped import Skipped, bring, record_skipped, skipped_ranges
 from shardids.errors import AdoptionRefused, BadArgument, ClusterConflict, StatementFailed
 from shardids.ids.layout import INSTAGRAM
 from shardids.migrate.install import provision
+from shardids.mover import homes
+from shardids.mover.clocks.resetting import reset_clock
 from shardids.pg.sqlfiles import read_sql
 from shardids.replication.steps import Event, Waiting
+from shardids.watch import doctor
 from tests.conftest import dsn, found_cluster
 from tests.support.clusters import connected, everything
 from tests.support.waiting import wait_for
@@ -237,6 +242,18 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "LEAD_S", 2)
 
 
+def pass_over_later_ticks(catalog: Catalog, url: URL) -> None:
+    """Let shard 5 have a range to pass over, as a reset of its clock leaves one."""
+    month = 30 * 86_400_000
+    now = scalar(url, "select shardids.ms_of(clock_timestamp())")
+    bits = INSTAGRAM.sequence_bits
+    skipped = Skipped(shard=5, first_tick=(now + month) << bits, last_tick=(now + 2 * month) << bits)
+    with catalog.engine.begin() as connection:
+        record_skipped(connection, skipped)
+    with Nodes(catalog.nodes(), catalog.url) as nodes, nodes["main"].begin() as connection:
+        bring(connection, skipped_ranges(catalog, [5]))
+
+
 @pytest.mark.usefixtures("near")
 def test_the_way_back_restores_the_body_and_no_id_comes_again(published: tuple[URL, Catalog]) -> None:
     url, catalog = published
@@ -264,7 +281,21 @@ def test_the_way_back_restores_the_body_and_no_id_comes_again(published: tuple[U
         restore_function(catalog, "insta5.next_id", 5)
     with pytest.raises(ClusterConflict, match=r"insta5\.next_id\(\) .* issues its IDs"):
         mover.activate(catalog, 5)
+    pass_over_later_ticks(catalog, url)
+    for dry_run in (True, False):
+        with pytest.raises(ClusterConflict, match=r"insta5\.next_id\(\) .* issues its IDs"):
+            reset_clock(catalog, 5, dry_run=dry_run)
+    with (
+        Nodes(catalog.nodes(), catalog.url) as nodes,
+        nodes["main"].connect() as home,
+        pytest.raises(ClusterConflict, match=r"insta5\.next_id\(\) .* issues its IDs"),
+    ):
+        homes._activate(home, 5, "main", done.last_id, may_be_empty=False)
     assert scalar(url, "select state from shardids.shard where id = 5") == "fenced"
+    (found,) = [one for one in doctor.examine(catalog, ["shard-stopped"]).findings if 5 in one.shards]
+    assert (str(found.severity), found.shards) == ("info", (5,))
+    assert "where insta5.next_id() issues its IDs" in found.what
+    assert [one.text for one in found.commands] == ["shardids key function insta5.next_id --shard 5"]
 
 
 @pytest.mark.usefixtures("near")

@@ -1,8 +1,10 @@
-"""Adoptions through a relay: rows that find their key in other tables, and servers without row filters."""
+"""Adoptions of rows that find their key in other tables, of older sources, and relays that are lost."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +14,19 @@ import pytest
 from typer.testing import CliRunner
 
 from shardids.adopt import adoption
-from shardids.adopt.plan.document import Kind, Plan, Severity, write_plan
+from shardids.adopt.plan.document import Kind, Plan, write_plan
 from shardids.adopt.run.following import Copying
-from shardids.adopt.run.relay import note_copy_slots
-from shardids.adopt.run.sides import Relay
+from shardids.adopt.run.sides import Follower
+from shardids.adopt.run.slots import note_copy_slots
+from shardids.adopt.run.sparing import Limits
 from shardids.cli import app
 from shardids.errors import AdoptionFailed, AdoptionRefused, ConnectionFailed
 from shardids.replication.sides import Side
-from shardids.replication.steps import Event, Noted, Waiting
+from shardids.replication.steps import Event, Noted, StepBegun, Waiting
 from tests.matrix import fetched
+from tests.support.adoptions import home_of, schema
 from tests.support.relays import (
+    OWNERS,
     Store,
     Traffic,
     assert_adopted,
@@ -49,7 +54,6 @@ def test_rows_take_their_shards_from_others_while_all_is_changed(store: Store) -
         "public.parts",
         "public.marks",
     ]
-    assert any(finding.severity is Severity.NEEDS_RELAY for finding in store.plan.findings)
     with Traffic(store) as traffic:
         assert adoption.run(store.catalog, store.plan).step == "follow"
         await_lull(traffic, 100)
@@ -68,6 +72,80 @@ def test_rows_take_their_shards_from_others_while_all_is_changed(store: Store) -
     begin_anew(store)
 
 
+WRITES = (
+    "insert into {s}.users (name) values ('new')",
+    'insert into {s}."Orders" (user_id) select max(id) from {s}.users',
+    """insert into {s}.items (order_id, number, moods) select max(id), 7, '{low}'
+       from {s}."Orders" """,
+    "insert into {s}.parts (order_id, item, note) select max(id), 7, 'new' from {s}.\"Orders\"",
+    "insert into {s}.marks (part_id, mark) select max(id), 'new' from {s}.parts",
+    "update {s}.items set number = 8 where number = 7",
+    "update {s}.parts set note = note || '!' where id = (select min(id) from {s}.parts)",
+    "delete from {s}.marks where id = (select min(id::text)::uuid from {s}.marks)",
+    """update {s}.parts p set order_id = i.order_id, item = i.number from {s}.items i
+       where i.order_id = (select min(order_id) from {s}.items)
+         and p.id = (select max(id) from {s}.parts)""",
+    'delete from {s}."Orders" where id = (select max(id) from {s}."Orders" where id < 1000)',
+)
+"""What an application does in a shard, to tables of every kind."""
+
+
+def write_to_shards(store: Store) -> None:
+    for node, shards in store.catalog.placement().by_node().items():
+        with store.connected(node) as connection:
+            for shard in shards:
+                for statement in WRITES:
+                    assert connection.execute(statement.replace("{s}", schema(shard))).rowcount > 0
+
+
+def assert_same_at_source(store: Store) -> None:
+    for table in OWNERS:
+        columns, there = store.source_rows(table, home_of)
+        assert store.rows(table, columns) == there, table
+
+
+def test_there_and_back_and_there_again_for_good() -> None:
+    with store_of(can_go_back=True) as store:
+        with Traffic(store) as traffic:
+            adoption.run(store.catalog, store.plan)
+            await_lull(traffic, 20)
+            assert adoption.switch(store.catalog, keep_back=True).step == "kept"
+        assert_adopted(store)
+        with store.connected("a") as node:
+            # It has done its work.
+            node.execute("drop database relay")
+        write_to_shards(store)
+        status = adoption.status(store.catalog)
+        assert status is not None
+        assert status.way_back is not None
+        assert adoption.back(store.catalog).step == "returned"
+        assert_same_at_source(store)
+        assert adoption.abort(store.catalog).outcome == "returned"
+        with store.connected("a") as node:
+            node.execute("create database relay")
+        assert_as_before(store)
+        with Traffic(store) as traffic:
+            adoption.run(store.catalog, store.plan)
+            await_lull(traffic, 20)
+            assert adoption.switch(store.catalog, keep_back=True).step == "kept"
+        assert_same_at_source(store)
+        write_to_shards(store)
+        wait_for(lambda: same_at_source(store), "the source has all")
+        assert adoption.finish(store.catalog).outcome == "adopted"
+        assert [one for one in store.leftovers() if one not in store.before] == [
+            "source: shardids_adopt",
+            *(one for one in store.leftovers() if one.startswith("source: shardids_barrier")),
+        ]
+
+
+def same_at_source(store: Store) -> bool:
+    try:
+        assert_same_at_source(store)
+    except AssertionError:
+        return False
+    return True
+
+
 @pytest.mark.long
 def test_it_is_undone_as_if_it_had_never_been(store: Store) -> None:
     with Traffic(store):
@@ -81,12 +159,6 @@ def test_it_is_undone_as_if_it_had_never_been(store: Store) -> None:
 def test_a_source_without_row_filters_is_taken_through_a_relay(version: str) -> None:
     with store_of(fetched(version)) as store, Traffic(store) as traffic:
         assert store.plan.server_version < 150000
-        with pytest.raises(AdoptionRefused, match=r"(?s)PostgreSQL 14: .*--via") as refused:
-            adoption.run(store.catalog, replace(store.plan, via=None))
-        assert "--via" in (refused.value.hint or "")
-        direct = [table for table in store.plan.tables if table.kind is not Kind.DERIVED]
-        with pytest.raises(AdoptionRefused, match=r"PostgreSQL 14: its publications can't filter rows"):
-            adoption.run(store.catalog, replace(store.plan, via=None, findings=(), tables=tuple(direct)))
         assert adoption.run(store.catalog, store.plan).step == "follow"
         await_lull(traffic, 100)
         assert adoption.switch(store.catalog).outcome == "adopted"
@@ -128,6 +200,30 @@ def test_a_row_that_loses_its_key_while_the_switch_waits_opens_the_source_again(
         assert not status.is_source_closed
     adoption.abort(store.catalog)
     assert_as_before(store)
+
+
+def test_rows_whose_parents_are_truncated_and_loaded_again_go_with_them() -> None:
+    """The shards' tables refer to what is truncated by foreign keys that the source does not have."""
+    with store_of() as store, store.connected("source") as source:
+        source.execute("alter table marks drop constraint marks_part")
+        source.execute("alter table users drop constraint users_country_fkey")
+        adoption.run(store.catalog, store.plan)
+        source.execute("""
+            create temp table kept as
+            select p.id, i.order_id, i.number
+            from (select id, row_number() over (order by id) as place from parts) p
+            join (select order_id, number, row_number() over (order by order_id desc, number) as place
+                  from items) i using (place);
+            begin;
+            truncate parts;
+            insert into parts (id, order_id, item) select id, order_id, number from kept;
+            commit;
+            truncate countries;
+            insert into countries values ('at', 'Austria')""")
+        assert adoption.switch(store.catalog).outcome == "adopted"
+        assert_adopted(store)
+        with store.connected("b") as node:
+            assert node.execute("select * from countries").fetchall() == [("at", "Austria")]
 
 
 def refused(store: Store, plan: Plan) -> str:
@@ -179,8 +275,6 @@ def test_paths_that_can_not_be_followed_are_refused(store: Store) -> None:
     }.items():
         hop = replace(marks.path[0], columns=(column,))
         assert reason in refused(store, changed(marks.name, path=(hop, *marks.path[1:])))
-    without = refused(store, replace(plan, via=None, findings=()))
-    assert "public.items: its key is in another table" in without
 
 
 @pytest.mark.long
@@ -205,12 +299,14 @@ def test_the_commands_name_the_relay(store: Store, tmp_path: Path) -> None:
         str(tmp_path / "another.toml"),
         "--force",
     )
-    assert "findings block this plan" in shardids(*plan, exit_code=3)
+    assert "The relay holds a copy of all these rows" in shardids(*plan)
     assert "block this plan" not in shardids(*plan, "--via", store.relay_url)
-    said = shardids("run", str(file), "--dry-run", exit_code=1)
+    said = shardids("run", str(file), "--dry-run", exit_code=2)
+    assert "which relay? It is an empty database" in said
     assert "--via" in said
     said = shardids("run", str(file), "--via", store.relay_url, "--dry-run")
-    assert "The relay would hold all of it" in said
+    assert "The relay holds a copy of all these rows, and needs up to" in said
+    assert "- public.parts: " in said
     refused = shardids("run", str(file), "--via", store.relay_url, exit_code=2)
     assert "Has its disk the room? There is no terminal to ask at" in refused
     assert "at step follow" in shardids("run", str(file), "--via", store.relay_url, "--yes")
@@ -261,7 +357,7 @@ def test_slots_of_copies_that_a_lost_relay_has_left_are_dropped(store: Store, is
         if isinstance(event, Copying) and slots():
             raise Stopped
 
-    def clash(source: Side, relay: Relay) -> None:
+    def clash(source: Side, relay: Follower) -> None:
         if is_known:
             note_copy_slots(source, relay)
         # A row that is there already: its table's copy fails again and again.
@@ -314,6 +410,130 @@ def test_slots_of_copies_that_a_lost_relay_has_left_are_dropped(store: Store, is
     assert_as_before(store)
 
 
+LIMIT_BYTES = 20 << 20
+MESSAGE = f"select pg_logical_emit_message(false, 'test', repeat('x', {LIMIT_BYTES * 3 // 2}))"
+
+
+@pytest.mark.long
+def test_the_log_that_a_slot_of_a_copy_keeps_counts(store: Store) -> None:
+    said: list[int] = []
+    with store.connected("relay") as relay, store.connected("source") as source:
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step="copy to relay"):
+                relay.execute("""
+                    select pg_advisory_lock(77);
+                    create function hold() returns trigger language plpgsql as
+                      $$ begin perform pg_advisory_xact_lock(77); return new; end $$;
+                    create trigger hold before insert on public.users for each row execute function hold();
+                    alter table public.users enable always trigger hold""")
+            elif isinstance(event, Copying) and event.tables_left == 1 and not said:
+                source.execute(MESSAGE)
+                wait_for(lambda: passed_on(source), "the slot of the relay itself moves on")
+                status = adoption.status(store.catalog)
+                assert status is not None
+                assert status.relay is not None
+                said.append(status.relay.kept_bytes or 0)
+            elif isinstance(event, Copying) and said:
+                said.append(0)
+            # Without a look the copy would wait for ever.
+            if len(said) == 100 or event == StepBegun(step="abort"):
+                relay.execute("select pg_advisory_unlock_all()")
+
+        with pytest.raises(AdoptionFailed, match=r'the source keeps .* for slot "pg_\d+_sync_.* was aborted'):
+            adoption.run(store.catalog, store.plan, limits=Limits(max_wal_bytes=LIMIT_BYTES), on_event=look)
+        assert said[0] > LIMIT_BYTES
+        relay.execute("drop function hold")
+    assert_as_before(store)
+
+
+def passed_on(publisher: psycopg.Connection) -> bool:
+    """Whether the slots of followers themselves keep less than the limit; a checkpoint lets them."""
+    publisher.execute("checkpoint")
+    (kept,) = publisher.execute(
+        "select max(pg_current_wal_lsn() - restart_lsn) from pg_replication_slots where slot_name !~ '_sync_'"
+    ).fetchone()
+    return bool(kept < LIMIT_BYTES)
+
+
+@pytest.mark.long
+def test_the_log_that_slots_of_copies_keep_on_the_relay_is_shown(store: Store) -> None:
+    said: list[str] = []
+    users, is_last = f"{schema(store.catalog.placement().by_node()['a'][0])}.users", False
+    with store.connected("relay") as relay, store.connected("a") as node:
+
+        def look(event: Event) -> None:
+            nonlocal is_last
+            if event == StepBegun(step="subscribe"):
+                node.execute("select pg_advisory_lock(77)")
+                node.execute("""
+                    create function hold() returns trigger language plpgsql as
+                    $$ begin perform pg_advisory_xact_lock(77); return new; end $$""")
+                node.execute(f"""
+                    create trigger hold before insert on {users} for each row execute function hold();
+                    alter table {users} enable always trigger hold""")
+            elif event == StepBegun(step="copy"):
+                is_last = True
+            elif isinstance(event, Copying) and is_last and event.tables_left == 1 and not said:
+                relay.execute(MESSAGE)
+                wait_for(lambda: passed_on(relay), "the slots of the nodes themselves move on")
+                env = {"SHARDIDS_CATALOG": store.catalog_url}
+                said.append(CliRunner().invoke(app, ["adopt", "status"], env=env).output)
+                said.append(CliRunner().invoke(app, ["adopt", "status", "--json"], env=env).output)
+                node.execute("select pg_advisory_unlock_all()")
+
+        assert adoption.run(store.catalog, store.plan, on_event=look).step == "follow"
+        adoption.abort(store.catalog)
+        node.execute("drop function hold cascade")
+    assert re.search(
+        r"node a: .* behind the relay, which keeps 3\d[.\d]* MB of its log for it \(slot pg_\d+_sync_",
+        " ".join(said[0].split()),
+    )
+    kept = json.loads(said[1])["relay_keeps_bytes"]
+    assert kept["a"] > LIMIT_BYTES > kept["b"]
+    assert_as_before(store)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", ["place", "indexes"])
+def test_the_log_is_looked_at_in_steps_without_events(store: Store, step: str) -> None:
+    server, table = ("relay", "public.items") if step == "place" else ("a", f"{schema(0)}.items")
+    with store.connected(server) as holder, store.connected("source") as source:
+        if step == "indexes":
+            holder.execute(f"create index held on {table} (number)".encode())
+        # Without a look the step waits for its lock until then.
+        late = threading.Timer(60, lambda: holder.execute("commit"))
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step=step):
+                holder.execute(f"begin; lock table {table} in row exclusive mode".encode())
+                threading.Thread(target=keep_log).start()
+                late.start()
+            elif event == StepBegun(step="abort"):
+                holder.execute("commit")
+
+        def keep_log() -> None:
+            with store.connected("relay") as relay:
+                if step == "place":
+                    enabled = "select subenabled from pg_subscription"
+                    wait_for(lambda: not relay.execute(enabled).fetchone()[0], "the relay stops")
+                    source.execute(MESSAGE)
+                else:
+                    relay.execute(MESSAGE)
+
+        try:
+            with pytest.raises(AdoptionFailed, match=r"keeps .* of its log for slot .* was aborted"):
+                adoption.run(
+                    store.catalog, store.plan, limits=Limits(max_wal_bytes=LIMIT_BYTES), on_event=look
+                )
+        finally:
+            late.cancel()
+            if step == "indexes":
+                holder.execute("rollback")
+                holder.execute(f"drop index {schema(0)}.held".encode())
+    assert_as_before(store)
+
+
 def busy(store: Store) -> list[tuple[str]]:
     """The slots of copies that are in use."""
     with store.connected("source") as source:
@@ -326,7 +546,9 @@ def clear_lost(store: Store) -> None:
     """Removes what a relay has that was lost, and is there again."""
     with store.connected("relay") as lost:
         name = obj_name(lost)
-        lost.execute("select shardids_relay.unfollow(%s)", [f"{name}_relay"])
+        for change in ("alter subscription {} disable", "alter subscription {} set (slot_name = none)"):
+            lost.execute(change.format(f"{name}_relay"))
+        lost.execute(f"drop subscription {name}_relay")
         lost.execute("select shardids_relay.drop_tables()")
         lost.execute("drop schema shardids_relay cascade")
         lost.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 from sqlalchemy import text
@@ -18,6 +17,7 @@ from shardids.catalog.topology import shard_for_key
 from shardids.ids.layout import Layout
 from shardids.pg.embedded import EmbeddedServer
 from shardids.testing.devcluster import create_cluster
+from tests.support.writing import Threads
 
 SHARDS = 6
 TABLES = ("users", '"Orders"', "lines")
@@ -25,6 +25,7 @@ SOURCE_TABLES = """
     create type mood as enum ('low', 'high');
     create schema "The Shop";
     create table public.countries (code text primary key, name text not null);
+    create table public.cities (name text primary key, country text not null references countries);
     create table public.users (
       id serial primary key, name text not null, mood mood, country text references countries,
       "od:d %s" text, initial text generated always as (left(name, 1)) stored);
@@ -43,6 +44,7 @@ SOURCE_TABLES = """
     alter table lines_high replica identity full;
     create table public.notes (body text);
     insert into countries values ('at', 'Österreich'), ('de', 'Deutschland');
+    insert into cities values ('Wien', 'at');
     insert into users (name, mood, country, "od:d %s")
     select 'user ' || n, 'high', 'at', '%' || n from generate_series(1, 600) n;
     insert into "The Shop"."Orders" (user_id, amount)
@@ -50,7 +52,8 @@ SOURCE_TABLES = """
     insert into lines select id, 1, user_id, 'thing ' || id from "The Shop"."Orders";"""
 NODE_TABLES = """
     create type public.mood as enum ('low', 'high');
-    create table public.countries (code text primary key, name text not null);"""
+    create table public.countries (code text primary key, name text not null);
+    create table public.cities (name text primary key, country text not null references public.countries);"""
 SHARD_TABLES = """
     create table {s}.users (
       id bigint primary key default {s}.next_id(), name text not null, mood public.mood,
@@ -71,8 +74,8 @@ _LEFTOVERS = """
     union all select pubname from pg_publication
     union all select subname from pg_subscription
     union all select roname from pg_replication_origin
-    union all select tgname from pg_trigger where tgname ~ 'shardids_(barrier|adoption)'
-    union all select nspname from pg_namespace where nspname ~ 'shardids_adopt|The Shop'"""
+    union all select tgname from pg_trigger where tgname ~ 'shardids_(barrier|adoption|back)'
+    union all select nspname from pg_namespace where nspname ~ 'shardids_(adopt|relay)|The Shop'"""
 
 
 def schema(shard: int) -> str:
@@ -81,7 +84,7 @@ def schema(shard: int) -> str:
 
 @dataclass
 class Shop:
-    """The source, and nodes a and b; the catalog is on a's server."""
+    """The source, and nodes a and b; the catalog and the relay are on a's server."""
 
     servers: dict[str, EmbeddedServer]
     catalog_url: str
@@ -90,18 +93,20 @@ class Shop:
 
     @property
     def has_row_filters(self) -> bool:
-        """Whether the servers can publish some rows of a table."""
+        """Whether the servers can publish some rows of a table, as the relay has to."""
         return self.plan.server_version >= 150000
 
     @contextmanager
     def connected(self, name: str) -> Iterator[psycopg.Connection]:
-        with psycopg.connect(self.servers[name].url(), autocommit=True) as connection:
+        """Yield a connection to a server's database, or to the relay."""
+        url = self.plan.via if name == "relay" else self.servers[name].url()
+        with psycopg.connect(str(url), autocommit=True) as connection:
             yield connection
 
     def leftovers(self) -> list[str]:
         """What an adoption makes, on all servers."""
         create_cluster = []
-        for name in self.servers:
+        for name in (*self.servers, "relay"):
             with self.connected(name) as connection:
                 create_cluster += [f"{name}: {one}" for (one,) in connection.execute(_LEFTOVERS).fetchall()]
         return create_cluster
@@ -120,6 +125,7 @@ class Shop:
 def plan_of(source: EmbeddedServer, **changes: object) -> Plan:
     tables = (
         TablePlan(name="public.countries", kind=Kind.REFERENCE, rows=2),
+        TablePlan(name="public.cities", kind=Kind.REFERENCE, rows=1),
         TablePlan(
             name="public.users", kind=Kind.ROOT, key="id", id="id", old_ids=OldIds.KEY, rows=600, size_bytes=1
         ),
@@ -163,12 +169,14 @@ def new_shop(
         servers={"source": source, **dict(zip("ab", nodes, strict=True))},
         catalog_url=url,
         catalog=catalog,
-        plan=plan_of(source),
+        plan=plan_of(source, via=nodes[0].url("relay")),
     )
+    with shop.connected("a") as connection:
+        connection.execute("create database relay")
     with shop.connected("source") as connection:
         version = connection.info.server_version
         connection.execute(source_tables)
-    shop.plan = plan_of(source, shard_count=shard_count, server_version=version)
+    shop.plan = replace(shop.plan, shard_count=shard_count, server_version=version)
     for node, shards in catalog.placement().by_node().items():
         with shop.connected(node) as connection:
             connection.execute(NODE_TABLES)
@@ -188,30 +196,12 @@ class Written:
     refused: bool = False
 
 
-class Clients:
+class Clients(Threads[Written]):
     """Threads that insert, update and delete at the source until it refuses them."""
 
     def __init__(self, shop: Shop, number: int = 3, every_s: float = 0.002) -> None:
-        self._shop, self._every_s = shop, every_s
-        self._stop = threading.Event()
-        self._failures: list[BaseException] = []
-        self.written = [Written() for _ in range(number)]
-        self._threads = [
-            threading.Thread(target=self._run, args=(index, one), daemon=True)
-            for index, one in enumerate(self.written)
-        ]
-
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
-        if self._failures:
-            raise self._failures[0]
+        super().__init__(Written, number, every_s)
+        self._shop = shop
 
     @property
     def count(self) -> int:
@@ -219,21 +209,18 @@ class Clients:
 
     def _run(self, index: int, written: Written) -> None:
         turn = 0
-        try:
-            with psycopg.connect(self._shop.servers["source"].url(), autocommit=True) as connection:
-                while not self._stop.wait(self._every_s):
-                    turn += 1
-                    begun = time.monotonic()
-                    try:
-                        self._change(connection, index, turn, written)
-                    except psycopg.Error as error:
-                        if error.sqlstate != "SI003":
-                            raise
-                        written.refused = True
-                        return
-                    written.longest_s = max(written.longest_s, time.monotonic() - begun)
-        except BaseException as failure:  # noqa: BLE001 -- raised again at the end
-            self._failures.append(failure)
+        with psycopg.connect(self._shop.servers["source"].url(), autocommit=True) as connection:
+            while not self._stop.wait(self._every_s):
+                turn += 1
+                begun = time.monotonic()
+                try:
+                    self._change(connection, index, turn, written)
+                except psycopg.Error as error:
+                    if error.sqlstate != "SI003":
+                        raise
+                    written.refused = True
+                    return
+                written.longest_s = max(written.longest_s, time.monotonic() - begun)
 
     @staticmethod
     def _change(connection: psycopg.Connection, index: int, turn: int, written: Written) -> None:
@@ -300,6 +287,8 @@ def assert_as_before(shop: Shop) -> None:
         assert not any(shop.rows(table).values())
     for node, shards in shop.catalog.placement().by_node().items():
         with shop.connected(node) as connection:
+            count = "select (select count(*) from countries), (select count(*) from cities)"
+            assert connection.execute(count).fetchone() == (0, 0)
             for shard in shards:
                 connection.execute(f"insert into {schema(shard)}.users (name) values ('x')")
                 connection.execute(f"delete from {schema(shard)}.users")
@@ -312,7 +301,7 @@ def begin_anew(shop: Shop) -> None:
     for node, shards in shop.catalog.placement().by_node().items():
         with shop.connected(node) as connection:
             tables = [f"{schema(shard)}.{table}" for shard in shards for table in TABLES]
-            connection.execute(f"truncate {', '.join(tables)}, public.countries")
+            connection.execute(f"truncate {', '.join(tables)}, public.countries, public.cities")
     with shop.catalog.engine.begin() as catalog:
         forget_old_ids(catalog)
         catalog.execute(text("delete from shardids_catalog.adoption where outcome <> 'returned'"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +155,9 @@ class Store:
                     create_cluster += [(shard, row) for (row,) in connection.execute(statement).fetchall()]
         return sorted(create_cluster)
 
-    def source_rows(self, table: str) -> tuple[str, list[tuple[int, str]]]:
+    def source_rows(
+        self, table: str, home_of: Callable[[int], int] = lambda key: shard_for_key(key, SHARDS)
+    ) -> tuple[str, list[tuple[int, str]]]:
         """The columns of a table of the source, and its rows with the shards that they belong to."""
         name, key, joins = OWNERS[table]
         with self.connected("source") as source:
@@ -170,12 +172,15 @@ class Store:
             ).fetchall()
             (count,) = source.execute(f"select count(*) from {name}").fetchone()
         assert len(create_cluster) == count
-        return columns, sorted((shard_for_key(key, SHARDS), row) for key, row in create_cluster)
+        return columns, sorted((home_of(key), row) for key, row in create_cluster)
 
 
 @contextmanager
-def store_of(source_programs: Path | None = None) -> Iterator[Store]:
-    """A store with rows, its source run by other programs if they are given, and an empty cluster."""
+def store_of(source_programs: Path | None = None, *, can_go_back: bool = False) -> Iterator[Store]:
+    """A store with rows, its source run by other programs if they are given, and an empty cluster.
+
+    ``can_go_back`` says that the source takes every row of the shards: bigint keys, and all their columns.
+    """
     given = os.environ.get("SHARDIDS_PG_BIN")
     if source_programs is not None:
         os.environ["SHARDIDS_PG_BIN"] = str(source_programs)
@@ -186,7 +191,7 @@ def store_of(source_programs: Path | None = None) -> Iterator[Store]:
                 if given is not None:
                     os.environ["SHARDIDS_PG_BIN"] = given
             with temporary_servers(2) as nodes:
-                store = new_store(source, nodes)
+                store = new_store(source, nodes, can_go_back=can_go_back)
                 yield store
                 store.catalog.close()
     finally:
@@ -194,9 +199,14 @@ def store_of(source_programs: Path | None = None) -> Iterator[Store]:
             os.environ["SHARDIDS_PG_BIN"] = given
 
 
-def new_store(source: EmbeddedServer, nodes: Sequence[EmbeddedServer]) -> Store:
+def new_store(source: EmbeddedServer, nodes: Sequence[EmbeddedServer], *, can_go_back: bool) -> Store:
+    source_tables, shard_tables = SOURCE_TABLES, SHARD_TABLES
+    if can_go_back:
+        source_tables = source_tables.replace("id serial", "id bigserial")
+        source_tables = source_tables.replace("user_id integer", "user_id bigint")
+        shard_tables = shard_tables.replace(", seen_at timestamptz", "")
     with psycopg.connect(source.url(), autocommit=True) as connection:
-        connection.execute(SOURCE_TABLES)
+        connection.execute(source_tables)
         connection.execute("analyze")
     with psycopg.connect(nodes[0].url(), autocommit=True) as connection:
         connection.execute("create database relay")
@@ -208,7 +218,7 @@ def new_store(source: EmbeddedServer, nodes: Sequence[EmbeddedServer]) -> Store:
         with store.connected(node) as connection:
             connection.execute(NODE_TABLES)
             for shard in shards:
-                connection.execute(SHARD_TABLES.replace("{s}", schema(shard)))
+                connection.execute(shard_tables.replace("{s}", schema(shard)))
     store.before = store.leftovers()
     return store
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import Connection, text
 
-from shardids.adopt.back.way_back import logs_too_little, try_subscribing
+from shardids.adopt.back.way_back import logs_too_little
 from shardids.adopt.plan.document import Kind, TablePlan
-from shardids.adopt.plan.obstacles import FULL_NEEDS_ALL
-from shardids.adopt.plan.returning import NO_WAY_BACK, found_by, way_back_at_source
+from shardids.adopt.plan.obstacles import FULL_NEEDS_ALL, ROUTE, identity_of
+from shardids.adopt.plan.returning import way_back_at_source
+from shardids.adopt.run.following import try_subscribing
 from shardids.adopt.run.numbers import sequences_are_fit, sequences_that_stay
 from shardids.adopt.run.requirements import refuse
 from shardids.adopt.run.sides import Sides, Taker
@@ -32,8 +33,6 @@ def check_way_back(sides: Sides) -> list[str]:
     Raises:
         AdoptionRefused: something can't go back; the message has every reason.
     """
-    if sides.plan.via is not None:
-        raise AdoptionRefused(NO_WAY_BACK.reason, hint=NO_WAY_BACK.remedy)
     there = sides.definitions()
     refusals: list[Refusal] = []
     notes: list[str] = []
@@ -69,7 +68,7 @@ def _node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) ->
     for table in (*sides.split, *sides.reference):
         yield from _goes_back(table, there[table.name], here[names[table.name]])
         if table.kind is not Kind.REFERENCE:
-            yield from _is_found(there[table.name], here[names[table.name]], version)
+            yield from _is_found(table, there[table.name], here[names[table.name]], version)
         elif logs_too_little(there[table.name], here[names[table.name]]):
             yield Refusal(
                 reason=f"{node} logs less of a changed row of {table.name} than the source finds it by",
@@ -81,6 +80,9 @@ def _goes_back(table: TablePlan, there: Definition, here: Definition) -> Iterato
     """Require that the source takes every value that the shards take."""
     for column in here.stored:
         name, own = f"{table.name}.{column.name}", there.columns.get(column.name)
+        if column.name == ROUTE and table.kind is Kind.DERIVED:
+            # It is not sent.
+            continue
         if own is None:
             yield Refusal(
                 reason=f"{name} is in the shards only: its values can't go back",
@@ -117,10 +119,10 @@ def _takes_back(table: TablePlan, here: Column, there: Column) -> Iterator[Refus
         )
 
 
-def _is_found(there: Definition, here: Definition, version: int) -> Iterator[Refusal]:
+def _is_found(table: TablePlan, there: Definition, here: Definition, version: int) -> Iterator[Refusal]:
     """Require that the source finds the row of every change."""
-    if found_by(there) is not None and logs_too_little(there, here):
-        why = f"the source finds rows of {there.name} by {', '.join(sorted(found_by(there) or ()))}"
+    if logs_too_little(there, here):
+        why = f"the source finds rows of {there.name} by {', '.join(sorted(identity_of(there)))}"
         if set(here.identity or ()) != set(here.primary_key):
             yield Refusal(
                 reason=f"{why}, and the shards' tables log another index",
@@ -131,12 +133,18 @@ def _is_found(there: Definition, here: Definition, version: int) -> Iterator[Ref
                 reason=f"{why}, which the shards don't log; rows with a generated column they cannot log",
                 remedy="In the shards: a unique index on these columns, and replica identity using index …",
             )
+        elif table.kind is Kind.DERIVED:
+            # A table of which some columns are published can't log whole rows.
+            yield Refusal(
+                reason=f"{why}, which the shards don't log: of a derived table they can't log all columns",
+                remedy=f"At the source: alter table {there.name} replica identity default",
+            )
 
 
 def _source_reaches(taker: Taker, sides: Sides) -> Iterator[Refusal]:
     """Require that the source can connect to a node: it tries, and rolls back."""
     try:
-        try_subscribing(sides, taker)
+        try_subscribing(sides.source, taker.side)
     except ShardidsError as error:
         yield Refusal(
             reason=f'the source can\'t reach node "{taker.side.name}": {error.message}',
@@ -149,7 +157,8 @@ _UNIQUES = text("""
     select name, i.indexrelid::regclass::text as index, i.indisexclusion as is_exclusion,
            i.indpred is not null or i.indexprs is not null as is_special,
            array(select a.attname::text from pg_attribute a
-                 where a.attrelid = i.indrelid and a.attnum = any (i.indkey)) as columns
+                 where a.attrelid = i.indrelid
+                   and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])) as columns
     from unnest(cast(:names as text[])) name
     join pg_index i on i.indrelid = to_regclass(name)
     where i.indisunique or i.indisexclusion order by 1, 2""")

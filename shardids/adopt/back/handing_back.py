@@ -134,15 +134,6 @@ def close_references(sides: Sides, there: Mapping[str, Definition]) -> None:
             )
 
 
-def open_references(sides: Sides) -> None:
-    """Let reference tables take writes again. Idempotent."""
-    for taker in sides.takers:
-        for table in sides.reference:
-            with_locks(
-                taker.side, "select shardids.open_table(cast(:name as regclass))", {"name": table.name}
-            )
-
-
 def _digest(taker: Taker, definition: Definition) -> tuple[int, int]:
     quoted = taker.side.engine.dialect.identifier_preparer.quote_identifier
     columns = ", ".join(quoted(column.name) for column in definition.stored)
@@ -203,7 +194,7 @@ def _try_close(sides: Sides, max_pause_s: float) -> float:
             _require_stopped(taker, node)
         remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
         deadline = time.monotonic() + remaining_s
-        if not drain.confirmed(drain.positions(), deadline=deadline, on_lag=lambda _bytes: None):
+        if not drain.confirmed(drain.positions(), deadline=deadline):
             raise PutOff("the source did not catch up in time")
         _require_source(drain, sides)
         # A second look: a transaction that wrote past the barrier since the first one has left traces.

@@ -11,15 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.adopt.plan.returning import found_by
-from shardids.adopt.run.following import is_noted_source, note_source, source_timeline
+from shardids.adopt.plan.document import Kind, TablePlan
+from shardids.adopt.plan.obstacles import ROUTE, identity_of
+from shardids.adopt.run.following import (
+    create_subscription,
+    drop_subscription,
+    has_subscription,
+    is_noted_source,
+    note_source,
+    source_timeline,
+)
 from shardids.adopt.run.sides import Sides, Taker
-from shardids.pg.connections import keep_out_of_logs
 from shardids.pg.definitions import Definition, read_definitions
-from shardids.pg.queries import AS_IS
+from shardids.pg.queries import AS_IS, quoted
 from shardids.pg.schemas import require_no_slot, require_own_replication
 from shardids.replication.barrier import with_locks
 from shardids.replication.steps import OnEvent, Waiting
@@ -54,18 +60,18 @@ def _early_name(taker: Taker) -> str:
 
 def logs_too_little(there: Definition, here: Definition) -> bool:
     """Return whether a shard's table logs less of a changed row than the source finds it by."""
-    if here.identity is None:
-        return False
-    wanted = found_by(there)
-    return wanted is None or not wanted <= set(here.identity)
+    return here.identity is not None and not set(identity_of(there)) <= set(here.identity)
 
 
 def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_event: OnEvent) -> None:
     """Publish the changes of a node's shards, and keep its log for the source from now on. Idempotent."""
-    sent = [table.name for table in sides.split]
+    name = back_name(taker)
+    parts = {table.name: sides.in_shard(there[table.name], taker.shards[0]) for table in sides.split}
+    with taker.side.engine.connect() as connection:
+        here = read_definitions(connection, parts.values())
+    sent = [_sent(table, here[parts[table.name]]) for table in sides.split]
     if taker is sides.takers[0]:
         sent += [table.name for table in sides.reference]
-    name = back_name(taker)
     with sides.source.autocommit() as source:
         timeline = source_timeline(source)
     with taker.side.begin() as connection:
@@ -78,10 +84,6 @@ def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_even
             )
             note_source(connection, name, timeline)
         require_own_replication(connection, "publication", name)
-    with taker.side.engine.connect() as connection:
-        here = read_definitions(
-            connection, [sides.in_shard(there[t.name], taker.shards[0]) for t in sides.split]
-        )
     for table in sides.split:
         definition = there[table.name]
         parent = table.name.replace(":", r"\:")
@@ -89,13 +91,23 @@ def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_even
         _retry(
             taker, _CLOSE, {"name": table.name, "message": _NO_CLIENTS[0], "hint": _NO_CLIENTS[1]}, on_event
         )
-        logs_all = logs_too_little(definition, here[sides.in_shard(definition, taker.shards[0])])
+        logs_all = logs_too_little(definition, here[parts[table.name]])
         for shard in taker.shards:
             part = {"part": sides.in_shard(definition, shard), "all": logs_all}
-            _retry(taker, "select shardids.guard_part(cast(:part as regclass), :all)", part, on_event)
+            _retry(taker, _GUARD, part, on_event)
+    for table in sides.reference:
+        _retry(taker, _GUARD, {"part": table.name, "all": False}, on_event)
     _make_slot(taker, _early_name(taker))
     # In the place of that which begins at the switch: a server may have no room for one more by then.
     _make_slot(taker, back_name(taker))
+
+
+def _sent(table: TablePlan, here: Definition) -> str:
+    """Return a table with the columns that are published: not that which has brought its rows here."""
+    if table.kind is not Kind.DERIVED:
+        return table.name
+    columns = (quoted(column.name) for column in here.stored if column.name != ROUTE)
+    return f"{table.name} ({', '.join(columns)})"
 
 
 def _retry(taker: Taker, statement: str, parameters: Mapping[str, object], on_event: OnEvent) -> None:
@@ -145,59 +157,16 @@ def follow_back(sides: Sides, taker: Taker) -> None:
     with taker.side.autocommit() as connection:
         drop_slot(connection, taker.side, _early_name(taker))
     with sides.source.autocommit() as source:
-        if source.scalar(_HAS_SUBSCRIPTION, {"name": back_name(taker)}):
+        if has_subscription(source, back_name(taker)):
             require_own_replication(source, "subscription", back_name(taker), is_node=False)
             return
     with sides.source.begin() as source:
-        create_subscription(source, taker, options="copy_data = false, streaming = off")
-
-
-def create_subscription(source: Connection, taker: Taker, *, options: str) -> None:
-    """Create a subscription at the source, without a trace of the password in errors or log."""
-    keep_out_of_logs(source)
-    settings = {"conninfo": make_conninfo("", **taker.side.parameters()), "name": back_name(taker)}
-    source.execute(
-        text("""
-            select set_config('shardids.conninfo', :conninfo, true), set_config('shardids.name', :name, true),
-                   set_config('shardids.options', :options, true)"""),
-        settings | {"options": f"create_slot = false, {options}"},
-    )
-    # Errors are raised again: the context of the original holds the whole statement, and that a password.
-    source.exec_driver_sql(
-        """
-        do $$ begin
-          execute format('create subscription %1$I connection %2$L publication %1$I with (%3$s)',
-                         current_setting('shardids.name'), current_setting('shardids.conninfo'),
-                         current_setting('shardids.options'));
-        exception when others then
-          raise exception using errcode = sqlstate, message = sqlerrm;
-        end $$""",
-        execution_options=AS_IS,
-    )
-    source.execute(text("select set_config('shardids.conninfo', '', true)"))
-
-
-def try_subscribing(sides: Sides, taker: Taker) -> None:
-    """Let the source connect to a node, and roll back.
-
-    Raises:
-        ShardidsError: it can't.
-    """
-    with sides.source.engine.connect() as source, source.begin() as transaction:
-        try:
-            create_subscription(source, taker, options="enabled = false, slot_name = none")
-        finally:
-            transaction.rollback()
+        create_subscription(source, back_name(taker), taker.side, "copy_data = false")
 
 
 def unfollow(sides: Sides, taker: Taker) -> None:
     """Drop the source's subscription to a node. Idempotent; the node need not answer."""
-    name = back_name(taker)
-    with sides.source.autocommit() as source:
-        if source.scalar(_HAS_SUBSCRIPTION, {"name": name}):
-            for change in ("disable", "set (slot_name = none)"):
-                source.exec_driver_sql(f'alter subscription "{name}" {change}')
-            source.exec_driver_sql(f'drop subscription "{name}"')
+    drop_subscription(sides.source, back_name(taker))
 
 
 def dismantle(taker: Taker) -> None:
@@ -205,9 +174,7 @@ def dismantle(taker: Taker) -> None:
     unpublish(taker.side, back_name(taker))
     with taker.side.autocommit() as connection:
         drop_slot(connection, taker.side, _early_name(taker))
-        parts = connection.scalars(
-            text("select name::text from shardids.guarded(:shards) name"), {"shards": list(taker.shards)}
-        ).all()
+        parts = connection.scalars(text("select name::text from shardids.guarded() name")).all()
     for part in parts:
         with_locks(taker.side, "select shardids.unguard_part(cast(:part as regclass))", {"part": part})
 
@@ -251,6 +218,18 @@ class NodeBack:
         return f"stopped, {behind}{failed}"
 
 
+def kept_bytes(sides: Sides) -> dict[str, int]:
+    """Return how much of its log each node keeps for the way back, of those that keep any."""
+    found = {}
+    for taker in sides.takers:
+        names = {"names": [back_name(taker), _early_name(taker)]}
+        with taker.side.autocommit() as node:
+            kept = node.scalar(_KEPT, names)
+        if kept is not None:
+            found[taker.side.name] = int(kept)
+    return found
+
+
 def states(sides: Sides) -> dict[str, NodeBack]:
     """Return how the way back is, by node.
 
@@ -286,13 +265,14 @@ def _state(taker: Taker, source: Connection | None) -> NodeBack:
     )
 
 
-_HAS_SUBSCRIPTION = text("""
-    select exists (select from pg_subscription s join pg_database d on d.oid = s.subdbid
-                   where s.subname = :name and d.datname = current_database())""")
+_GUARD = "select shardids.guard_part(cast(:part as regclass), :all)"
 _CLOSE = "select shardids.close_back(cast(:name as regclass), :message, :hint)"
 _IS_LOST = text("select wal_status = 'lost' from pg_replication_slots where slot_name = :name")
 _ADVANCE = text("select pg_replication_slot_advance(:name, cast(:position as pg_lsn))")
 _IS_APPLYING = text("select bool_or(pid is not null) from pg_stat_subscription where subname = :name")
+_KEPT = text("""
+    select max(pg_current_wal_lsn() - restart_lsn)::bigint from pg_replication_slots
+    where slot_name = any(:names)""")
 _SLOT = text("""
     select active, coalesce(wal_status = 'lost', false) as is_lost,
            greatest(pg_current_wal_lsn() - confirmed_flush_lsn, 0)::bigint as lag_bytes

@@ -65,14 +65,12 @@ class Severity(StrEnum):
     Attributes:
         BLOCKS: it can't be run.
         TO_CONFIRM: a guess, which blocks until the plan's file no longer calls it one.
-        NEEDS_RELAY: the source's own publication can't do it, a relay can: without one it blocks.
         NOT_KEPT: the cluster will not have something that the source has.
         NOTE: something is to be known.
     """
 
     BLOCKS = "blocks"
     TO_CONFIRM = "to confirm"
-    NEEDS_RELAY = "needs a relay"
     NOT_KEPT = "not kept"
     NOTE = "note"
 
@@ -151,7 +149,7 @@ class Plan:
         shard_count: into how many shards the rows are split; the cluster has as many.
         tables: every table, parents before children.
         findings: a plan with one that blocks is not run.
-        via: the URL of the relay, without its password; None if the nodes follow the source itself.
+        via: the URL of the relay, without its password; None if the run is to name it.
     """
 
     source: str
@@ -167,12 +165,23 @@ class Plan:
         """Returns the size at the source of the tables whose rows are copied."""
         return sum(table.size_bytes for table in self.tables if table.kind is not Kind.LOOSE)
 
+    @property
+    def relay_bytes(self) -> dict[str, int]:
+        """Returns how much of the relay's disk each table needs at most, by the size at the source.
+
+        Rows of derived tables are written once more when they get their shards.
+        """
+        return {
+            table.name: table.size_bytes * (2 if table.kind is Kind.DERIVED else 1)
+            for table in self.tables
+            if table.kind is not Kind.LOOSE
+        }
+
     def is_blocked_by(self, finding: Finding) -> bool:
         """Return whether a finding keeps the plan from being run."""
         if finding.severity is Severity.TO_CONFIRM:
             return any(table.is_guess and table.name == finding.subject for table in self.tables)
-        without_relay = self.via is None and finding.severity is Severity.NEEDS_RELAY
-        return finding.severity is Severity.BLOCKS or without_relay
+        return finding.severity is Severity.BLOCKS
 
 
 FORMAT = 1
@@ -184,7 +193,7 @@ _HEAD = (
     "    shardids adopt run THIS-FILE",
 )
 _ABOUT = {
-    "via": "The relay: a database between the source and the nodes.",
+    "via": "The relay: an empty database that follows the source, and that the nodes follow.",
     "shard_count": "Keys move to other shards when this changes: the cluster has to have as many.",
     "finding": "A plan with a finding that blocks is not run.",
 }

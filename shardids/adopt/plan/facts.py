@@ -77,7 +77,6 @@ def find(severity: Severity, subject: str, reason: str, remedy: str) -> Finding:
 
 
 blocks = partial(find, Severity.BLOCKS)
-needs_relay = partial(find, Severity.NEEDS_RELAY)
 not_kept = partial(find, Severity.NOT_KEPT)
 note = partial(find, Severity.NOTE)
 

@@ -1,4 +1,4 @@
-"""Findings of a plan: obstacles, needs of a relay, losses, and notes."""
+"""Findings of a plan: obstacles, losses, and notes."""
 
 from __future__ import annotations
 
@@ -283,12 +283,6 @@ def _rows(facts: Facts) -> Iterator[Finding]:
 
 def _storage(facts: Facts) -> Iterator[Finding]:
     for table in facts.copied():
-        if not table.primary_key and table.relkind != "f":
-            yield note(
-                table.sql,
-                "it has no primary key: each row that is updated or deleted is looked for in the whole table",
-                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…);",
-            )
         if table.relkind == "p":
             yield note(
                 table.sql,

@@ -1,7 +1,4 @@
-"""Obstacles of the source: the one list that a plan shows, and that every later command refuses by.
-
-Each is a finding, so that a plan with a relay passes over those that a relay overcomes.
-"""
+"""Obstacles of the source: the one list that a plan shows, and that every later command refuses by."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from shardids.adopt.plan.document import STAYS, Finding, Kind, Severity, TablePlan
-from shardids.adopt.plan.facts import blocks, column_name, find, needs_relay, shown_name
+from shardids.adopt.plan.facts import blocks, column_name, find, shown_name
 from shardids.adopt.plan.inventory import Server
 from shardids.catalog.counters import COUNTER_TABLES
 from shardids.pg.definitions import KEY_TYPES, Column, Definition
@@ -22,9 +19,8 @@ from shardids.replication.subscriptions import Refusal, ending_copies, unable_to
 AGAIN: Final = "Write the plan again: shardids adopt plan"
 FULL_NEEDS_ALL: Final = 18
 """From this version on a table with replica identity FULL and a generated column refuses its updates."""
-_FIRST_WITH_FILTERS: Final = 15
 _WORKERS: Final = 3
-"""How many slots a subscription takes: one for changes, two for tables that are copied."""
+"""How many slots the relay takes: one for changes, two for tables that are copied."""
 _RESERVED_SCHEMAS: Final = (
     "shardids",
     "shardids_catalog",
@@ -50,7 +46,6 @@ class Obstacles:
         there: definitions at the source, by name; of tables without one only that is known.
         server: the source's server.
         shard_count: into how many shards the rows are split.
-        followers: how many servers will follow the source: the nodes, or one relay.
         guessed: what rows say of a guess, in words, by table.
         counted: how many rows have no key, in words, by table, where they were counted.
     """
@@ -59,7 +54,6 @@ class Obstacles:
     there: Mapping[str, Definition]
     server: Server
     shard_count: int
-    followers: int
     guessed: Mapping[str, str] = field(default_factory=dict)
     counted: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,34 +82,30 @@ class Obstacles:
                 reason="the role may create neither publications nor schemas at the source",
                 remedy="grant create on database … to …",
             )
-        foreign = [table.name for table in self._copied if not self._is_own(table.name)]
+        found = [self.there[table.name] for table in self._copied if table.name in self.there]
+        foreign = [table for table in found if not table.is_own]
         if foreign:
             more = f" and {len(foreign) - 1:,} more" if len(foreign) > 1 else ""
+            of_parts = " and of its partitions" if foreign[0].kind == "p" else ""
             yield Refusal(
-                reason=f"the role is not an owner of {foreign[0]}{more}",
+                reason=f"the role is not an owner of {foreign[0].name}{of_parts}{more}",
                 remedy="Use the owner's or a superuser's URL.",
             )
-
-    def _is_own(self, name: str) -> bool:
-        return name not in self.there or self.there[name].is_own
+        for table in found:
+            if table.hides_rows:
+                yield Refusal(
+                    reason=f"row security of {table.name} hides rows from the role: they would stay behind",
+                    remedy=f"alter table {table.name} no force row level security; or use a role with"
+                    " BYPASSRLS",
+                )
 
     @property
     def _copied(self) -> Iterator[TablePlan]:
         return (table for table in self.tables if table.kind is not Kind.LOOSE)
 
-    @property
-    def _version(self) -> int:
-        return self.server.version // 10000
-
     def _of_server(self) -> Iterator[Finding]:
-        """Require a primary of no cluster that publishes row filters, with room for its followers."""
+        """Require a primary of no cluster, with room for the relay to follow it."""
         server, where = self.server, "the source"
-        if self._version < _FIRST_WITH_FILTERS:
-            yield needs_relay(
-                f"PostgreSQL {self._version}",
-                "its publications can't filter rows",
-                "Plan again with --via, the URL of a relay; or upgrade the source to PostgreSQL 15 or later.",
-            )
         if server.is_of_cluster:
             yield blocks(
                 where,
@@ -146,17 +136,15 @@ class Obstacles:
                 f"it is {server.wal_level}: changes can't be followed",
                 "ALTER SYSTEM SET wal_level = 'logical'; and restart the source",
             )
-        needed = self.followers * _WORKERS
         for name, most, used in (
             ("max_replication_slots", server.slots, server.used_slots),
             ("max_wal_senders", server.senders, server.used_senders),
         ):
-            if used + needed > most:
+            if used + _WORKERS > most:
                 yield blocks(
                     name,
-                    f"{max(0, most - used)} of {most} are free; {needed} are needed:"
-                    f" {_WORKERS} for each that follows the source",
-                    f"ALTER SYSTEM SET {name} = {used + needed}; and restart the source",
+                    f"{max(0, most - used)} of {most} are free; the relay takes {_WORKERS}",
+                    f"ALTER SYSTEM SET {name} = {used + _WORKERS}; and restart the source",
                 )
 
     def _of_guess(self, table: TablePlan) -> Iterator[Finding]:
@@ -206,53 +194,45 @@ class Obstacles:
                 "a shard has a table or sequence of this name already",
                 f"Rename it, or leave it: --loose {name}",
             )
+        for subscription in there.subscriptions:
+            yield blocks(
+                name,
+                f"subscription {subscription} writes to it, past the barrier that stops writes at the switch",
+                f"DROP SUBSCRIPTION {subscription}; or leave it: --loose {name}",
+            )
         if ROUTE in there.columns:
             yield blocks(name, f"it has a column {ROUTE}, which an adoption adds", "Rename it at the source.")
         yield from self._of_identity(table, there)
         if table.kind in (Kind.ROOT, Kind.DIRECT):
             yield from self._of_key(table, there)
-        elif table.kind is Kind.DERIVED:
-            yield needs_relay(
-                name,
-                "its key is in another table, where a publication's row filter can't look",
-                "Plan again with --via, the URL of a relay. Or add a column with the key, NOT NULL, kept by"
-                " the application or a trigger; then plan again, with --key if it has no foreign key.",
-            )
 
     def _of_identity(self, table: TablePlan, there: Definition) -> Iterator[Finding]:
-        """Require that updates and deletes at the source go on once the table is published."""
+        """Require a key that identifies changed rows, and that the source goes on changing rows."""
         name = table.name
-        if there.identity == ():
-            yield blocks(
-                name,
-                "it has neither a primary key nor another replica identity: as soon as it is published, the"
-                " source refuses to update and delete its rows",
-                f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
-                + (f" or ALTER TABLE {name} REPLICA IDENTITY FULL;" if self._takes_full(there) else ""),
-            )
-        if any(there.columns[one].is_generated for one in identity_of(there)):
+        default = f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;" + (
+            " likewise its partitions" if there.kind == "p" else ""
+        )
+        if not identity_of(there):
+            yield blocks(name, _why_not_found(there), default if there.primary_key else _new_key(there))
+        elif any(there.columns[one].is_generated for one in identity_of(there)):
             yield blocks(
                 name,
                 "a changed row is found by a generated column, which is not replicated",
                 f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …, one without it",
             )
-        if there.has_full_identity and not self._takes_full(there):
-            back = "DEFAULT" if there.primary_key else "USING INDEX …"
-            by_index = table.kind is not Kind.DIRECT or not there.has_toast
-            remedy = f"ALTER TABLE {name} REPLICA IDENTITY {back};"
-            if table.kind is Kind.DIRECT:
-                remedy += f" and plan again with --via, the URL of a relay{_OR_INDEX if by_index else ''}"
+        elif (
+            there.has_full_identity
+            and len(there.stored) < len(there.columns)
+            and self.server.version >= FULL_NEEDS_ALL * 10000
+        ):
             yield blocks(
                 name,
                 "it has replica identity FULL and a generated column: once it is published, updates fail",
-                remedy,
+                default if there.primary_key else f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …;",
             )
 
-    def _takes_full(self, there: Definition) -> bool:
-        return self._version < FULL_NEEDS_ALL or len(there.stored) == len(there.columns)
-
     def _of_key(self, table: TablePlan, there: Definition) -> Iterator[Finding]:
-        """Require a key that is logged with every change, and hashed like the root's."""
+        """Require a key that is replicated, and hashed like the root's."""
         key = there.columns.get(table.key or "")
         if key is None:
             yield blocks(table.name, f"it has no column {table.key}, which is to hold the key", AGAIN)
@@ -281,7 +261,6 @@ class Obstacles:
                 f"rows without a key are to go to shard {table.unowned_shard} of {self.shard_count}",
                 f"Name another in the plan's file, or: --unowned {table.name}=SHARD",
             )
-        yield from self._of_logged_key(table, there, key)
 
     def _unowned(self, table: TablePlan, key: Column) -> Finding:
         """Return the obstacle of a key that may be NULL, without a rule for such rows."""
@@ -299,30 +278,6 @@ class Obstacles:
                 f"{rules}. Not SET NOT NULL: such deletes would fail.",
             )
         return blocks(name, reason, f"{rules}. Or, if none is to be: {never_null(table.name, key.name)}")
-
-    def _of_logged_key(self, table: TablePlan, there: Definition, key: Column) -> Iterator[Finding]:
-        if there.identity is None:
-            return
-        by_index = table.kind is Kind.ROOT or not there.has_toast
-        full = f"ALTER TABLE {table.name} REPLICA IDENTITY FULL;" if self._takes_full(there) else ""
-        index = _with_key(table.name) if by_index else ""
-        relay = "plan again with --via, the URL of a relay."
-        changes = " or ".join(filter(None, (full, index))).removesuffix(";")
-        remedy = f"{changes}; or {relay}" if changes else f"{relay.capitalize()} {_NO_IDENTITY}"
-        if key.name not in there.identity:
-            yield needs_relay(
-                column_name(table.name, key.name),
-                "the key is not in the replica identity: with a row filter on it, the source would refuse to"
-                " update and delete rows",
-                remedy,
-            )
-        elif not by_index:
-            yield needs_relay(
-                table.name,
-                "an UPDATE does not log its large values as long as they stay the same: a row whose key"
-                " changes would arrive on another node without them",
-                remedy,
-            )
 
     @property
     def _root_key(self) -> Column | None:
@@ -380,8 +335,6 @@ class Obstacles:
 
 
 _KINDS: Final = {"f": "foreign table", "v": "view", "m": "materialized view"}
-_NO_IDENTITY: Final = "No replica identity of it logs all of a row: its generated column forbids FULL."
-_OR_INDEX: Final = ", or with an index that contains the key"
 REFERRED: Final = frozenset({"smallint", "integer", "bigint", "uuid", "date", "text", "character varying"})
 """Types of columns that lead from a row to the one with its key."""
 _ALIKE: Final = {"smallint": "integer", "bigint": "integer", "character varying": "text"}
@@ -400,16 +353,36 @@ def never_null(table: str, *columns: str) -> str:
     )
 
 
-def _with_key(name: str) -> str:
-    return (
-        f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …, a unique one whose columns are NOT NULL and"
-        " contain the key"
-    )
-
-
 def identity_of(table: Definition) -> Sequence[str]:
     """Return the columns that identify an updated or deleted row on the relay; none: the whole row."""
     return table.primary_key if table.identity is None else table.identity
+
+
+def _why_not_found(table: Definition) -> str:
+    """Return why no columns identify a changed row."""
+    if table.has_deferrable_key:
+        why = "its primary key is deferrable, which replication can't use"
+    elif table.kind == "p":
+        why = "it and its partitions have no key in common that replication finds a changed row by"
+    elif table.identity is None:
+        return "it has no key to find a changed row by"
+    else:
+        why = "it has no key"
+    if table.identity is None:
+        return why
+    otherwise = ", or the relay to apply that" if table.kind == "p" else ""
+    return f"{why}: as soon as it is published, the source refuses to update and delete its rows{otherwise}"
+
+
+def _new_key(table: Definition) -> str:
+    """Return what gives a table a key that identifies changed rows."""
+    name, loose = table.name, f"or leave it: --loose {table.name}"
+    use = f"CREATE UNIQUE INDEX … ON {name} (…); ALTER TABLE {name} REPLICA IDENTITY USING INDEX …;"
+    if table.kind == "p":
+        return f"{use} likewise its partitions, each with its part of the index; {loose}"
+    return (
+        f"{use} {loose}" if table.has_deferrable_key else f"ALTER TABLE {name} ADD PRIMARY KEY (…); {loose}"
+    )
 
 
 def base_type(type_name: str) -> str:

@@ -224,25 +224,26 @@ def read_wishes(
     references: Sequence[str] = (),
     loose: Sequence[str] = (),
     unowned: Sequence[str] = (),
+    place: str = "the source",
 ) -> Wishes:
     """Find the tables and columns that are named.
 
     ``root``: a table, or a column of one that is unique. ``keys``: columns. ``unowned``: TABLE=source or
-    TABLE=SHARD. The others: tables.
+    TABLE=SHARD. The others: tables. ``place`` has the tables, as errors name it.
 
     Raises:
         BadArgument: a name is not found, or found twice; the root has no key that rows can be split by; or a
             table is named in two ways.
     """
-    table, column = _root(inventory.tables, root)
-    given = [_column(inventory.tables, text) for text in keys]
+    table, column = _root(inventory.tables, root, place)
+    given = [find_column(inventory.tables, text, place) for text in keys]
     wishes = Wishes(
         root=table,
         root_key=column,
         keys=dict(given),
-        references=frozenset(_table(inventory.tables, text) for text in references),
-        loose=frozenset(_table(inventory.tables, text) for text in loose),
-        unowned=dict(_unowned(inventory.tables, text) for text in unowned),
+        references=frozenset(_table(inventory.tables, text, place) for text in references),
+        loose=frozenset(_table(inventory.tables, text, place) for text in loose),
+        unowned=dict(_unowned(inventory.tables, text, place) for text in unowned),
     )
     named = [table, *(name for name, _ in given), *wishes.references, *wishes.loose]
     if twice := sorted({name for name in named if named.count(name) > 1}):
@@ -274,10 +275,10 @@ def parse_name(text: str) -> list[str]:
     )
 
 
-def _root(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
+def _root(tables: Mapping[str, Table], text: str, place: str) -> tuple[str, str]:
     parts = parse_name(text)
     if len(parts) == 1 or _matches(tables, parts):
-        table = tables[_one(tables, text, parts)]
+        table = tables[_one(tables, text, parts, place)]
         if len(table.primary_key) != 1:
             raise BadArgument(
                 f"{table.sql} has no primary key of one column to split by",
@@ -285,7 +286,7 @@ def _root(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
             )
         column = table.primary_key[0]
     else:
-        name, column = _column(tables, text)
+        name, column = find_column(tables, text, place)
         table = tables[name]
     plain = (key for key in table.keys if not (key.is_partial or key.is_exclusion or key.has_expression))
     if (column,) not in {key.columns for key in plain}:
@@ -305,11 +306,16 @@ def _root(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
     return table.sql, column
 
 
-def _column(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
+def find_column(tables: Mapping[str, Table], text: str, place: str) -> tuple[str, str]:
+    """Return the table, by its name in SQL, and the column that a text names.
+
+    Raises:
+        BadArgument: there is none.
+    """
     *parts, column = parse_name(text)
     if not parts:
         raise BadArgument(f"{text} is not a column", hint=f"Name a column with its table: TABLE.{text}")
-    table = tables[_one(tables, text, parts)]
+    table = tables[_one(tables, text, parts, place)]
     if column not in table.columns:
         raise BadArgument(
             f"{table.sql} has no column {column!r}", hint="It has: " + ", ".join(sorted(table.columns))
@@ -317,21 +323,21 @@ def _column(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
     return table.sql, column
 
 
-def _unowned(tables: Mapping[str, Table], text: str) -> tuple[str, str]:
+def _unowned(tables: Mapping[str, Table], text: str, place: str) -> tuple[str, str]:
     name, is_said, where = text.rpartition("=")
     if not is_said or not (where == STAYS or (where.isascii() and where.isdigit())):
         raise BadArgument(
             f"{text!r} does not say where rows without a key go",
             hint=f"For example: --unowned media={STAYS}, or --unowned media=5 for shard 5",
         )
-    return _table(tables, name), where if where == STAYS else f"shard {int(where)}"
+    return _table(tables, name, place), where if where == STAYS else f"shard {int(where)}"
 
 
-def _table(tables: Mapping[str, Table], text: str) -> str:
-    return _one(tables, text, parse_name(text))
+def _table(tables: Mapping[str, Table], text: str, place: str) -> str:
+    return _one(tables, text, parse_name(text), place)
 
 
-def _one(tables: Mapping[str, Table], text: str, parts: Sequence[str]) -> str:
+def _one(tables: Mapping[str, Table], text: str, parts: Sequence[str], place: str) -> str:
     found = _matches(tables, parts)
     if len(found) > 1:
         raise BadArgument(
@@ -341,7 +347,7 @@ def _one(tables: Mapping[str, Table], text: str, parts: Sequence[str]) -> str:
         near = get_close_matches(parts[-1], {table.name for table in tables.values()})
         like = [table.sql for table in tables.values() if table.name in near]
         raise BadArgument(
-            f"the source has no table {'.'.join(parts)}",
+            f"{place} has no table {'.'.join(parts)}",
             hint=f"Perhaps {' or '.join(like[:3])}?"
             if like
             else "Names are as in SQL: capitals need quotes.",

@@ -16,7 +16,7 @@ from shardids.adopt.plan.findings import find_all, without_key
 from shardids.adopt.plan.inventory import Inventory, Table, read_inventory
 from shardids.adopt.plan.obstacles import Obstacles
 from shardids.adopt.plan.paths import Way, parents_first, read_wishes, sort_tables
-from shardids.adopt.plan.returning import NO_WAY_BACK, way_back_at_source
+from shardids.adopt.plan.returning import way_back_at_source
 from shardids.adopt.plan.source import (
     LARGEST_KEYS,
     SAMPLE_ROWS,
@@ -332,7 +332,6 @@ def make_plan(
             there=_definitions(opened, facts),
             server=inventory.server,
             shard_count=expected.shard_count,
-            followers=expected.node_count if via is None else 1,
             guessed={
                 one.key.table: one.evidence() for one in found if one.key == tables.first(one.key.table)
             },
@@ -340,10 +339,7 @@ def make_plan(
         )
         with opened.transaction() as connection:
             lacking = list(obstacles.of_role(connection))
-            if via is None:
-                back = list(way_back_at_source(connection, plans, obstacles.there, expected.node_count))
-            else:
-                back = [NO_WAY_BACK]
+            back = list(way_back_at_source(connection, plans, obstacles.there, expected.node_count))
     plan = Plan(
         source=shown_url(parse_url(source)),
         server_version=inventory.server.version,

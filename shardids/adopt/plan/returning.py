@@ -11,10 +11,6 @@ from shardids.adopt.plan.document import Kind, TablePlan
 from shardids.pg.definitions import Definition
 from shardids.replication.subscriptions import Refusal, unable_to_subscribe
 
-NO_WAY_BACK: Final = Refusal(
-    reason="no way back can be kept through a relay: its tables have a column that the source has not",
-    remedy="shardids adopt switch, without --keep-back",
-)
 _IN_THE_WAY: Final = text("""
     with part (name, oid) as (
       select name, p.relid from unnest(cast(:names as text[])) name, pg_partition_tree(to_regclass(name)) p
@@ -50,16 +46,3 @@ def way_back_at_source(
                 reason=f"{row.name} has row-level security for its owner too, as whom changes are applied",
                 remedy=f"alter table {row.name} no force row level security",
             )
-    for table in tables:
-        if table.kind.is_split and table.name in there and found_by(there[table.name]) is None:
-            yield Refusal(
-                reason=f"{table.name} has no primary key at the source: each change would read all its rows",
-                remedy="Give it one before shardids adopt run.",
-            )
-
-
-def found_by(there: Definition) -> frozenset[str] | None:
-    """Return the columns that identify a changed row at the source; ``None``: all columns."""
-    if there.identity is not None:
-        return frozenset(there.identity)
-    return frozenset(there.primary_key) or None

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 from sqlalchemy import Connection, text
 
-from shardids.adopt.run.following import Drain
+from shardids.adopt.run.following import Drain, unpublished
+from shardids.adopt.run.journal import Adoption
 from shardids.adopt.run.sides import Sides
 from shardids.errors import AdoptionFailed, StatementFailed
 from shardids.pg.definitions import Definition, definitions_in
@@ -101,7 +102,7 @@ def reopen(sides: Sides) -> None:
 
 def close(
     sides: Sides,
-    shapes: Mapping[str, str],
+    adoption: Adoption,
     parts: Sequence[str],
     *,
     max_pause_s: float,
@@ -116,12 +117,15 @@ def close(
     Idempotent: a barrier that was closed by a process that died stays closed.
 
     Raises:
-        AdoptionFailed: writes could not be stopped in time, or a table was changed; the source takes writes.
+        AdoptionFailed: writes could not be stopped in time, or a table was changed, or may have rows that
+            replication did not bring; the source takes writes.
     """
 
     def attempt() -> float:
         with ExitStack() as kept:
-            return _try_close(Drain(sides, kept), shapes, parts, max_pause_s, require)
+            return _try_close(
+                sides, Drain(sides, kept), adoption, parts, max_pause_s=max_pause_s, require=require
+            )
 
     def again() -> None:
         make_barrier(sides, parts, on_wait)
@@ -139,22 +143,24 @@ def close(
 
 
 def _try_close(
+    sides: Sides,
     drain: Drain,
-    shapes: Mapping[str, str],
+    adoption: Adoption,
     parts: Sequence[str],
+    *,
     max_pause_s: float,
     require: Callable[[], None],
 ) -> float:
     with drain.source.autocommit() as watching, drain.source.begin() as source:
         since = time.monotonic()
         _lock(source, watching, parts, max_pause_s)
-        _require_stopped(source, parts, shapes)
+        _require_stopped(source, sides, adoption, parts)
         remaining_s = max(max_pause_s / 2 - (time.monotonic() - since), 0.05)
-        if not drain.confirmed(drain.position(), seconds=remaining_s, on_lag=lambda _bytes: None):
+        if not drain.confirmed(drain.position(), seconds=remaining_s):
             raise PutOff("the nodes did not catch up in time")
         require()
         # A second look: a transaction that wrote past the barrier since the first one has left traces.
-        _require_stopped(source, parts, shapes)
+        _require_stopped(source, sides, adoption, parts)
         # Not transactional, so whoever waits sees it; the message makes COMMIT wait for the disk.
         source.execute(_SET, {"closed": 1})
     return since
@@ -175,12 +181,12 @@ _CHANGING = ("ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 """Locks of sessions that disable triggers: a session that writes past a trigger holds one until the end."""
 
 
-def _require_stopped(source: Connection, parts: Sequence[str], shapes: Mapping[str, str]) -> None:
-    """Make sure that the barrier stops all writers, and that the tables are as they were.
+def _require_stopped(source: Connection, sides: Sides, adoption: Adoption, parts: Sequence[str]) -> None:
+    """Make sure that the barrier stops all writers, and that replication brought all that they wrote.
 
     Raises:
         PutOff: a session can get past the barrier.
-        AdoptionFailed: a table was changed.
+        AdoptionFailed: a table was changed, or may have rows that replication did not bring.
     """
     open_part = source.scalars(_WITHOUT, {"parts": list(parts)}).first()
     if open_part is not None:
@@ -188,7 +194,43 @@ def _require_stopped(source: Connection, parts: Sequence[str], shapes: Mapping[s
     holder = _holder(source, parts, _CHANGING)
     if holder is not None:
         raise PutOff(f"{holder} changes a table")
-    require_shapes(definitions_in(source, shapes), shapes)
+    require_brought(source, sides, adoption)
+
+
+def require_brought(source: Connection, sides: Sides, adoption: Adoption) -> None:
+    """Require that replication has brought, or brings, every change of the source's tables.
+
+    Raises:
+        AdoptionFailed: a table was changed or is not published, a subscription writes to it, or rows may have
+            changed past the log since they were compared.
+    """
+    there = definitions_in(source, adoption.shapes)
+    require_shapes(there, adoption.shapes)
+    missing = unpublished(source, sides.relay, sorted(adoption.shapes))
+    if missing:
+        raise AdoptionFailed(
+            f"the publication at the source lacks {', '.join(missing[:5])} now: the nodes lack later changes",
+            hint="shardids adopt abort; then start it again.",
+        )
+    for name, table in sorted(there.items()):
+        if table.subscriptions:
+            raise AdoptionFailed(
+                f"subscription {table.subscriptions[0]} writes to {name} at the source, past the barrier",
+                hint=f"Once it has brought all, there: drop subscription {table.subscriptions[0]};"
+                " then shardids adopt switch.",
+            )
+    passed = [
+        name
+        for name, table in sorted(there.items())
+        if adoption.compared.get(name, ("",))[0] != table.storage_version
+    ]
+    if passed:
+        raise AdoptionFailed(
+            f"rows of {', '.join(passed[:5])} may have changed at the source past its log since they were"
+            " compared: a partition was truncated, written anew or detached, or a column was",
+            hint="shardids adopt run --compare says whether the shards lack a change; if so: shardids adopt"
+            " abort. If not: shardids adopt switch.",
+        )
 
 
 def require_shapes(there: Mapping[str, Definition], shapes: Mapping[str, str]) -> None:

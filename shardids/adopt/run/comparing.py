@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import text
 
@@ -31,10 +32,14 @@ from shardids.pg.reader import Reader, Refused, reading_as_reader
 from shardids.replication.steps import Event
 from shardids.replication.subscriptions import PATIENCE_S, flush
 
+Found = TypeVar("Found")
+Other = TypeVar("Other")
 HOME: Final = "shardids_home"
 """The name of the column with a row's shard."""
 NO_SHARD: Final = "0"
 """The shard of all rows of a table that is not split."""
+_VERSION: Final = "shardids_version"
+"""The name of the column with the transaction that wrote a row of the source as it is."""
 
 
 WHOLE: Final = ("", "true")
@@ -49,9 +54,9 @@ def placed_rows(
     ``portion``: the table, or the partition of it, that holds them, and a condition on its rows ``t``.
     """
     part, condition = portion
-    name = part or there[plan.name].name
+    name, version = part or there[plan.name].name, f"t.xmin::text as {_VERSION}"
     if plan.kind is Kind.REFERENCE:
-        return f"(select {NO_SHARD} as {HOME}, t.* from {name} t where {condition}) t"  # noqa: S608 -- quoted
+        return f"(select {NO_SHARD} as {HOME}, {version}, t.* from {name} t where {condition}) t"  # noqa: S608 -- quoted
     key_table, joins = plan.name, ""
     of = "t."
     for number, hop in enumerate(plan.path if plan.kind is Kind.DERIVED else ()):
@@ -65,7 +70,7 @@ def placed_rows(
     shard = sides.shard_of_key(holder, there[key_table], of=of)
     # Rows that are to stay at the source have no shard.
     kept = f" and {of}{quoted(plan.key or '')} is not null" if plan.unowned == STAYS else ""
-    return f"(select {shard} as {HOME}, t.* from {name} t{joins} where {condition}{kept}) t"  # noqa: S608 -- quoted
+    return f"(select {shard} as {HOME}, {version}, t.* from {name} t{joins} where {condition}{kept}) t"  # noqa: S608 -- quoted
 
 
 _ROWS_A_CHUNK: Final = 200
@@ -80,6 +85,9 @@ _MOST_ARGUMENTS: Final = 90
 _ROUNDS: Final = 20
 """How often rows are read again that were changed while they were read."""
 _NAMED: Final = 5
+_CANCEL_AGAIN_S: Final = 0.2
+_BYTES: Final = ' collate pg_catalog."C"'
+"""Texts are hashed and equal by their bytes: columns may have several collations, or such as ignore case."""
 _Row = tuple[int | None, str]
 """A row: its shard, if it has one, and the text of its primary key."""
 _Rows = Mapping[_Row, int]
@@ -90,10 +98,11 @@ _Digests = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared(Event):
-    """The rows of a table are the same at the source and in the shards."""
+    """The rows of a table are the same at the source and in the shards; ``copies`` nodes have all of them."""
 
     table: str
     rows: int
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +116,7 @@ class _Table:
     @property
     def key(self) -> str:
         if len(self.definition.primary_key) == 1:
-            return f"{quoted(*self.definition.primary_key)}::text"
+            return f"{quoted(*self.definition.primary_key)}::text{_BYTES}"
         return _text(self.identity)
 
     @property
@@ -188,14 +197,33 @@ def compare(
                 continue
             definition = there[plan.name]
             table = _Table(plan=plan, definition=definition, source_rows=placed_rows(sides, plan, there))
-            original = _source_digests(sides, source, table, there, sparing)
-            found = _compare(sides, source, pairs, table, original)
+            found = _compare(sides, pairs, table, there, sparing)
             on_table(plan.name)
-            sparing(Compared(table=plan.name, rows=found))
+            copies = len(pairs) if plan.kind is Kind.REFERENCE else 1
+            sparing(Compared(table=plan.name, rows=found // copies, copies=copies))
             rows += found
-        for pair in pairs:
-            _check_foreign_keys(sides, pair, there)
+        _at_once(pairs, lambda pair: _check_foreign_keys(sides, pair, there), lambda: None)
     return rows
+
+
+def _at_once(
+    pairs: Sequence[_Pair], read: Callable[[_Pair], Found], beside: Callable[[], Other]
+) -> tuple[list[Found], Other]:
+    """Return the results for all nodes, which are read at once, and of the work ``beside`` that.
+
+    Queries of the nodes end if it fails.
+    """
+    with ThreadPoolExecutor(len(pairs)) as nodes:
+        reading = {nodes.submit(read, pair): pair.node for pair in pairs}
+        try:
+            other = beside()
+            return [one.result() for one in reading], other
+        except BaseException:
+            # A query that has not begun yet misses its end.
+            while left := wait(reading, timeout=_CANCEL_AGAIN_S).not_done:
+                for one in left:
+                    reading[one].cancel()
+            raise
 
 
 @contextmanager
@@ -261,7 +289,8 @@ _FOREIGN_KEYS = text("""
             from unnest(c.conkey) k (own) join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k.own)
              as complete
     from pg_constraint c
-    where c.contype = 'f' and c.conparentid = 0 and c.conrelid = any (cast(:names as regclass[]))""")
+    where c.contype = 'f' and c.convalidated and c.conparentid = 0
+      and c.conrelid = any (cast(:names as regclass[]))""")
 
 
 def _check_foreign_keys(sides: Sides, pair: _Pair, there: Mapping[str, Definition]) -> None:
@@ -273,12 +302,12 @@ def _check_foreign_keys(sides: Sides, pair: _Pair, there: Mapping[str, Definitio
     names = [sides.in_shard(there[table.name], shard) for shard in taker.shards for table in sides.split]
     with taker.side.engine.connect() as connection, connection.begin():
         keys = connection.execute(_FOREIGN_KEYS, {"names": names}).all()
-    for key in keys:
-        (lost,) = all_rows(
-            pair.node,
-            f"select count(*) as n from {key.child} c where {key.complete}"  # noqa: S608 -- quoted
-            f" and not exists (select from {key.parent} p where {key.joined})",
-        )
+    counts = [
+        f"select count(*) as n from {key.child} c where {key.complete}"  # noqa: S608 -- quoted
+        f" and not exists (select from {key.parent} p where {key.joined})"
+        for key in keys
+    ]
+    for key, (lost,) in zip(keys, answers(pair.node, counts), strict=True):
         if lost["n"]:
             raise AdoptionFailed(
                 f'node "{taker.side.name}": {lost["n"]} rows of {key.child} refer by "{key.conname}" to rows'
@@ -320,9 +349,16 @@ def _source_digests(
     return _added(portions)
 
 
-def _compare(sides: Sides, source: Reader, pairs: Sequence[_Pair], table: _Table, original: _Digests) -> int:
-    """Compare the rows of one table on all nodes with the digests of those of the source."""
-    copies = [_digests(pair.node, _node_rows(sides, pair.taker, table), table) for pair in pairs]
+def _compare(
+    sides: Sides, pairs: Sequence[_Pair], table: _Table, there: Mapping[str, Definition], sparing: Sparing
+) -> int:
+    """Compare the rows of one table at the source with those on all nodes."""
+    source = pairs[0].source
+    copies, original = _at_once(
+        pairs,
+        lambda pair: _digests(pair.node, _node_rows(sides, pair.taker, table), table),
+        lambda: _source_digests(sides, source, table, there, sparing),
+    )
     is_split = table.plan.kind is not Kind.REFERENCE
     odd: dict[int, int] = {}
     # Each node has all rows of a reference table.
@@ -334,7 +370,7 @@ def _compare(sides: Sides, source: Reader, pairs: Sequence[_Pair], table: _Table
         }
     for chunks in _portions(odd):
         chosen = f"{table.chunk} in ({', '.join(map(str, chunks))})"
-        reading = _Reading(table)
+        reading = _Reading(table, source)
         rows = reading.chosen(source, table.source_rows, chosen)
         # A row without a shard is on no node, so its chunk has one row more than theirs.
         if any(shard is None for shard, _key in rows):
@@ -370,10 +406,16 @@ def _portions(chunks: Mapping[int, int]) -> Iterator[list[int]]:
 
 
 class _Reading:
-    """Reads rows of a table by chunks, and reads those again that it has read."""
+    """Reads rows of a table by chunks, and reads those again that it has read.
 
-    def __init__(self, table: _Table) -> None:
+    Attributes:
+        versions: of the source's rows, as they were last read.
+    """
+
+    def __init__(self, table: _Table, source: Reader) -> None:
         self.table = table
+        self.versions: dict[_Row, str] = {}
+        self._source = source
         self._texts: dict[str, Sequence[str]] = {}
 
     def chosen(self, reader: Reader, rows: str, where: str) -> dict[_Row, int]:
@@ -381,6 +423,7 @@ class _Reading:
         columns = [f"{quoted(name)}::text" for name in self.table.identity]
         query = (
             f"select {HOME} as home, array[{', '.join([*columns, self.table.key])}] as texts,"  # noqa: S608 -- quoted
+            f" {_VERSION if reader is self._source else 'null'} as version,"
             f" {self.table.digest} as digest from {rows} where {where}"
         )
         found: dict[_Row, int] = {}
@@ -388,6 +431,8 @@ class _Reading:
             key = row["texts"][-1]
             self._texts[key] = row["texts"]
             found[row["home"], key] = row["digest"]
+            if reader is self._source:
+                self.versions[row["home"], key] = row["version"]
         return found
 
     def again(self, reader: Reader, rows: str, wanted: Iterable[_Row]) -> dict[_Row, int]:
@@ -420,10 +465,16 @@ def _settle(sides: Sides, pair: _Pair, reading: _Reading, original: _Rows, chose
         else:
             copy = reading.again(pair.node, here, doubted)
         _await_replay(sides)
+        versions = {row: reading.versions.get(row) for row in doubted}
         after = reading.again(pair.source, there, doubted)
         # The node has at least the changes from before ``original``, and at most those from before ``after``.
         odd = {row for row in doubted if copy.get(row) not in (original.get(row), after.get(row))}
-        unchanged = {row for row in odd if original.get(row) == after.get(row)}
+        # A row that was changed and changed back, such as a lock of a queue, is another version.
+        unchanged = {
+            row
+            for row in odd
+            if original.get(row) == after.get(row) and versions[row] == reading.versions.get(row)
+        }
         if unchanged & suspects:
             raise _differ(pair.taker, table, unchanged & suspects, original, copy)
         if not odd:
@@ -483,7 +534,7 @@ def _text(columns: Sequence[str]) -> str:
         f"concat_ws(',', {', '.join(f'quote_nullable({quoted(name)}::text)' for name in some)})"
         for some in batches(columns, _MOST_ARGUMENTS)
     ]
-    return f"concat_ws(',', {', '.join(joined)})" if len(joined) > 1 else joined[0]
+    return (f"concat_ws(',', {', '.join(joined)})" if len(joined) > 1 else joined[0]) + _BYTES
 
 
 def all_rows(reader: Reader, query: str) -> list[dict[str, Any]]:
@@ -493,7 +544,13 @@ def all_rows(reader: Reader, query: str) -> list[dict[str, Any]]:
         MissingPrivilege: nothing is read there.
         StatementFailed: the query failed.
     """
-    (answer,) = reader.read([query], statement_timeout="0")
-    if isinstance(answer, Refused):
-        raise reader.error(answer)
+    (answer,) = answers(reader, [query])
     return answer
+
+
+def answers(reader: Reader, queries: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each query, as :func:`all_rows` returns them."""
+    for answer in reader.read(queries, statement_timeout="0"):
+        if isinstance(answer, Refused):
+            raise reader.error(answer)
+        yield answer

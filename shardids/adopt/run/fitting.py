@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row, text
 
 from shardids.adopt.plan.document import TablePlan
 from shardids.adopt.plan.drawing import NEXT_ID, drawn_keys
@@ -17,10 +18,20 @@ from shardids.replication.subscriptions import Refusal
 _WIDER = {
     "smallint": ("integer", "bigint"),
     "integer": ("bigint",),
-    "real": ("double precision",),
     "character varying": ("text",),
 }
 """Types that take every value of a type in as the same text."""
+
+
+_REFERRING = text("""
+    select k.conrelid::regclass::text as table, quote_ident(k.conname) as constraint
+    from pg_constraint k
+    where k.contype = 'f' and k.conparentid = 0 and k.confrelid = to_regclass(:name)
+      and k.conrelid <> all (select to_regclass(own) from unnest(cast(:own as text[])) own
+                             where to_regclass(own) is not null)
+      and k.conrelid <> all (select part from unnest(cast(:closed as integer[])) shard,
+                                              unnest(shardids.tables_of(shard)) part)
+    order by 1, 2 limit 1""")
 
 
 def fits_shards(
@@ -56,10 +67,37 @@ def fits_shards(
                 reason=f"{node} already has a table {table.name}, where the rows are to arrive",
                 remedy="Rename or drop it there.",
             )
+        for name, shard in zip(names, taker.shards, strict=True):
+            parts = [sides.in_shard(one, shard) for one in split]
+            if found := _referring(connection, name, parts, closed=()):
+                yield _referred(node, name, found, "empty the shard")
+                break
     for plan in sides.reference:
         table = there[plan.name]
+        own = [one.name for one in sides.reference]
+        if found := _referring(connection, plan.name, own, closed=taker.shards):
+            prevented = f"empty {plan.name}, or would delete rows of {found.table}"
+            yield _referred(node, plan.name, found, prevented)
         for reason, remedy in _fits(table, here.get(table.name), table.name, connection, is_part=False):
             yield Refusal(reason=f"{node}: {reason}", remedy=remedy)
+
+
+def _referring(
+    connection: Connection, name: str, own: Sequence[str], *, closed: Sequence[int]
+) -> Row[Any] | None:
+    """Return a foreign key to a table, if any; none of ``own``, or of shards that are closed before."""
+    return connection.execute(
+        _REFERRING, {"name": name, "own": list(own), "closed": list(closed)}
+    ).one_or_none()
+
+
+def _referred(node: str, name: str, found: Row[Any], prevented: str) -> Refusal:
+    return Refusal(
+        reason=f"{node}: {found.table} refers to {name} ({found.constraint}), and is not in the plan: an"
+        f" abort could not {prevented}",
+        remedy=f"alter table {found.table} drop constraint {found.constraint}; add it again when the adoption"
+        " is over.",
+    )
 
 
 def _draws(
@@ -104,7 +142,10 @@ def _fits(
     """Yield reasons, each with its remedy, why a table can't take in the rows of another."""
     migrate = "Change it by a revision of the application: shardids migrate"
     if here is None:
-        yield f"table {name} does not exist", "Make it by a revision of the application: shardids migrate"
+        yield (
+            f"table {name} does not exist",
+            "Make the tables: shardids adopt prepare PLAN, then shardids migrate up",
+        )
         return
     if here.kind != "r" or here.is_inherited or here.persistence != "p":
         yield f"{name} is not an ordinary table", migrate
@@ -122,10 +163,10 @@ def _fits(
         yield f"{name} has no primary key to find a changed row", migrate
     elif not set(here.identity or ()) <= table.columns.keys():
         yield f"{name} finds a changed row by columns that the source has not", migrate
-    elif table.identity is not None and not set(here.identity or here.columns) <= set(table.identity):
+    if here.hides_rows:
         yield (
-            f"{name} finds a changed row by columns that the source does not log",
-            f"Give it the primary key of {table.name}, or: alter table {table.name} replica identity full",
+            f"{name} has row security that binds the role, also as rows arrive",
+            f"alter table {name} no force row level security; or use a role with BYPASSRLS",
         )
     if has_rows(connection, name):
         yield f"{name} has rows already", "Empty the tables of the shards."

@@ -1,4 +1,4 @@
-"""Brings rows from the source to the nodes: publications with filters, and one subscription per node.
+"""Brings rows from the source to the relay, and from there to the nodes, by publications and subscriptions.
 
 A subscription has the timeline of its server as comment, which a promotion changes: a standby may lack what
 the server before it had confirmed, and the source sends that to nobody again. On the way back the source is
@@ -13,18 +13,22 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.adopt.run.sides import Relay, Sides, Taker
+from shardids.adopt.run.sides import Follower, Relay, Sides, Taker
+from shardids.adopt.run.slots import copy_slots, require_slots
 from shardids.errors import AdoptionFailed
 from shardids.pg.connections import keep_out_of_logs
 from shardids.pg.definitions import Definition
-from shardids.pg.queries import comment_on
+from shardids.pg.locks import holders_of_tables
+from shardids.pg.queries import AS_IS, comment_on
 from shardids.pg.schemas import require_no_slot, require_own_replication
+from shardids.replication.barrier import with_locks
 from shardids.replication.sides import Side
-from shardids.replication.steps import Event, OnEvent
+from shardids.replication.steps import Event, OnEvent, Waiting
 from shardids.replication.subscriptions import (
     PATIENCE_S,
     count_failures,
@@ -39,12 +43,10 @@ _OWN = (
 )
 _POLL_S = 0.1
 _QUICK_POLL_S = 0.003
+_SHOWN_S = 1.0
+"""How often a reason to wait is reported."""
 _FAILURES_TOLERATED = 3
 """Each worker may report one from before a resume."""
-
-
-Follower = Taker | Relay
-"""What subscribes to a publication; both have its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +59,18 @@ class Copying(Event):
 
 
 def publish(sides: Sides, taker: Taker, there: Mapping[str, Definition]) -> None:
-    """Publish the rows of a node's shards where it fetches them, from now on. Idempotent."""
+    """Publish the rows of a node's shards on the relay, from now on. Idempotent."""
     tables = [
         f"{table.name} where ({sides.row_filter(table, there[table.name], taker)})" for table in sides.split
     ]
     tables += [table.name for table in sides.reference]
-    publish_tables(sides.feed, taker.name, tables)
+    publish_tables(sides.relay.side, taker.name, tables, changes="insert, update, delete")
 
 
-def publish_tables(side: Side, name: str, tables: Sequence[str]) -> None:
-    """Publish tables, each with its row filter, if any, and keep the log from now on. Idempotent.
+def publish_tables(
+    side: Side, name: str, tables: Sequence[str], *, changes: str = "insert, update, delete, truncate"
+) -> None:
+    """Publish changes of tables, each with its row filter, and keep the log from now on. Idempotent.
 
     Raises:
         MissingPrivilege, ClusterConflict: another role made a publication or a slot of this name.
@@ -74,14 +78,61 @@ def publish_tables(side: Side, name: str, tables: Sequence[str]) -> None:
     with side.begin() as connection:
         if not has_publication(connection, name):
             require_no_slot(connection, name)
-            play(
-                connection,
-                f'create publication "{name}" for table {", ".join(tables)}'
-                " with (publish_via_partition_root = true)",
-            )
+            named = f" for table {', '.join(tables)}" if tables else ""
+            options = f"publish = '{changes}', publish_via_partition_root = true"
+            play(connection, f'create publication "{name}"{named} with ({options})')
         require_own_replication(connection, "publication", name, is_node=False)
     with side.autocommit() as connection:
         make_slot(connection, name)
+
+
+def add_tables(publisher: Side, follower: Follower, names: Sequence[str], on_event: OnEvent) -> bool:
+    """Publish further tables, and let a follower copy them; false if none is new. Idempotent.
+
+    They are locked one after the other, each only if its lock comes quickly: while one waits behind a VACUUM,
+    changes of the others would wait too, and all traffic behind these.
+    """
+    with publisher.autocommit() as connection:
+        missing = unpublished(connection, follower, names)
+        for name in missing:
+            with_locks(
+                publisher,
+                f'alter publication "{follower.name}" add table {name}'.replace(":", r"\:"),
+                {},
+                on_wait=partial(_note_wait, connection, name, on_event),
+            )
+    with follower.side.autocommit() as connection:
+        connection.exec_driver_sql(f'alter subscription "{follower.name}" refresh publication')
+    return bool(missing)
+
+
+_EXCLUDING = (
+    "ShareUpdateExclusiveLock",
+    "ShareLock",
+    "ShareRowExclusiveLock",
+    "ExclusiveLock",
+    "AccessExclusiveLock",
+)
+"""Locks that keep a table from being published."""
+
+
+def _note_wait(publisher: Connection, name: str, on_event: OnEvent, attempt: int) -> None:
+    holder = next(map(str, holders_of_tables(publisher, [name], _EXCLUDING)), "somebody else")
+    reason = f"table {name} can't be published yet: {holder} has a lock on it"
+    on_event(Waiting(attempt=attempt, reason=reason))
+
+
+def unpublished(publisher: Connection, follower: Follower, names: Sequence[str]) -> Sequence[str]:
+    """Return those of the tables that the publication for a follower has not."""
+    return publisher.scalars(_UNPUBLISHED, {"names": list(names), "name": follower.name}).all()
+
+
+_UNPUBLISHED = text("""
+    select name from unnest(cast(:names as text[])) with ordinality n (name, number)
+    where not exists (
+      select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid and p.pubname = :name
+      where r.prrelid = to_regclass(n.name))
+    order by number""")
 
 
 def subscribe(sides: Sides, taker: Taker) -> None:
@@ -90,13 +141,74 @@ def subscribe(sides: Sides, taker: Taker) -> None:
     Raises:
         MissingPrivilege: another role made a subscription of this name.
     """
-    conninfo = make_conninfo("", **sides.feed.parameters())
+    conninfo = make_conninfo("", **sides.relay.side.parameters())
     with taker.side.begin() as connection:
         keep_out_of_logs(connection)
         connection.execute(
             text("select shardids.follow(:name, :conninfo)"), {"name": taker.name, "conninfo": conninfo}
         )
         require_own_replication(connection, "subscription", taker.name)
+
+
+_HAS_SUBSCRIPTION = text(f"select exists (select from pg_subscription s where {_OWN})")  # noqa: S608 -- a constant
+
+
+def has_subscription(connection: Connection, name: str) -> bool:
+    """Return whether a database other than a node has a subscription."""
+    return bool(connection.scalar(_HAS_SUBSCRIPTION, {"name": name}))
+
+
+def create_subscription(connection: Connection, name: str, publisher: Side, options: str) -> None:
+    """Subscribe a database other than a node, without a trace of the password in errors or log.
+
+    Transactions are applied one after the other: a row refers to that which it referred to at the publisher.
+    """
+    keep_out_of_logs(connection)
+    connection.execute(
+        text("""
+            select set_config('shardids.conninfo', :conninfo, true), set_config('shardids.name', :name, true),
+                   set_config('shardids.options', :options, true)"""),
+        {
+            "conninfo": make_conninfo("", **publisher.parameters()),
+            "name": name,
+            "options": f"create_slot = false, binary = false, streaming = off, {options}",
+        },
+    )
+    # Errors are raised again: the context of the original holds the whole statement, and that a password.
+    connection.exec_driver_sql(
+        """
+        do $$ begin
+          execute format('create subscription %1$I connection %2$L publication %1$I with (%3$s)',
+                         current_setting('shardids.name'), current_setting('shardids.conninfo'),
+                         current_setting('shardids.options'));
+        exception when others then
+          raise exception using errcode = sqlstate, message = sqlerrm;
+        end $$""",
+        execution_options=AS_IS,
+    )
+    connection.execute(text("select set_config('shardids.conninfo', '', true)"))
+
+
+def try_subscribing(side: Side, publisher: Side) -> None:
+    """Let a database other than a node connect to a publisher, and roll back.
+
+    Raises:
+        ShardidsError: it can't.
+    """
+    with side.engine.connect() as connection, connection.begin() as transaction:
+        try:
+            create_subscription(connection, "shardids_trial", publisher, "enabled = false, slot_name = none")
+        finally:
+            transaction.rollback()
+
+
+def drop_subscription(side: Side, name: str) -> None:
+    """Drop a subscription of a database other than a node. Idempotent; the publisher need not answer."""
+    with side.autocommit() as connection:
+        if has_subscription(connection, name):
+            for change in ("disable", "set (slot_name = none)"):
+                connection.exec_driver_sql(f'alter subscription "{name}" {change}')
+            connection.exec_driver_sql(f'drop subscription "{name}"')
 
 
 def let_follow(follower: Follower, *, is_enabled: bool) -> None:
@@ -114,10 +226,52 @@ def let_follow(follower: Follower, *, is_enabled: bool) -> None:
 
 _COPIED = text(f"""
     select count(*) filter (where sr.srsubstate not in ('r', 's')) as tables_left,
+           string_agg(sr.srrelid || ' ' || sr.srsubstate::text, ', ' order by sr.srrelid) as states,
            (select coalesce(sum(p.tuples_processed), 0)::bigint from pg_stat_progress_copy p
             where p.relid = any (array_agg(sr.srrelid))) as rows
     from pg_subscription s join pg_subscription_rel sr on sr.srsubid = s.oid
     where {_OWN}""")  # noqa: S608 -- a constant
+_COPY_SLOTS = text("""
+    select string_agg(concat_ws(' ', slot_name, restart_lsn, confirmed_flush_lsn), ', '
+                      order by slot_name) as now,
+           coalesce(bool_or(confirmed_flush_lsn is null), false) as is_waiting
+    from pg_replication_slots where slot_name ~ any (cast(:patterns as text[]))""")
+_OLDEST = text("""
+    select coalesce(
+      (select format('process %s%s, for %s s', pid, ' (' || nullif(application_name, '') || ')',
+                     extract(epoch from clock_timestamp() - xact_start)::int)
+       from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()
+       order by age(backend_xid) desc limit 1),
+      (select format('prepared transaction %L', gid) from pg_prepared_xacts
+       order by age(transaction) desc limit 1))""")
+
+
+class Arrival:
+    """A watch on copies. Any change is progress; copies that start over are found by their failures."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._changed = self._shown = time.monotonic()
+        self._attempts = 0
+
+    def watch(self, seen: object) -> float:
+        """Receive all that shows progress; return for how long it has been the same, in seconds."""
+        if seen != self._seen:
+            self._seen, self._changed = seen, time.monotonic()
+        return time.monotonic() - self._changed
+
+    def wait(self, publisher: Side, source: Connection, on_event: OnEvent) -> None:
+        """Report which transaction a copy waits for: its slot begins when all have ended that had written."""
+        if time.monotonic() - self._shown > _SHOWN_S:
+            oldest = source.scalar(_OLDEST)
+            if oldest is None:
+                return  # They have just ended.
+            self._shown, self._attempts = time.monotonic(), self._attempts + 1
+            reason = (
+                f"the copy of a table begins when transactions of the {publisher.name} that have written end:"
+                f" {oldest}"
+            )
+            on_event(Waiting(attempt=self._attempts, reason=reason))
 
 
 def await_copy(sides: Sides, publisher: Side, followers: Sequence[Follower], on_event: OnEvent) -> None:
@@ -127,15 +281,16 @@ def await_copy(sides: Sides, publisher: Side, followers: Sequence[Follower], on_
         AdoptionFailed: workers keep failing, no rows arrive for a long time, or a slot is lost.
     """
     total = sum(table.rows for table in (*sides.split, *sides.reference))
-    started, seen, changed = time.monotonic(), (sys.maxsize, -1), time.monotonic()
+    started, arrival = time.monotonic(), Arrival()
+    patterns = [pattern for pattern in map(copy_slots, followers) if pattern is not None]
     with ExitStack() as kept:
         nodes = [(taker, kept.enter_context(taker.side.autocommit())) for taker in followers]
         source = kept.enter_context(publisher.autocommit())
         before = {taker.name: count_failures(node, taker.name) for taker, node in nodes}
         while True:
             states = [node.execute(_COPIED, {"name": taker.name}).one() for taker, node in nodes]
-            now = (sum(state.tables_left for state in states), sum(state.rows or 0 for state in states))
-            if now[0] == 0:
+            left, rows = sum(state.tables_left for state in states), sum(state.rows or 0 for state in states)
+            if left == 0:
                 return
             for taker, node in nodes:
                 if count_failures(node, taker.name) - before[taker.name] > _FAILURES_TOLERATED:
@@ -144,38 +299,21 @@ def await_copy(sides: Sides, publisher: Side, followers: Sequence[Follower], on_
                         hint="Remove the reason, then shardids adopt run --resume; or shardids adopt abort.",
                     )
             require_slots(source, publisher, followers)
-            if now[0] < seen[0] or now[1] > seen[1]:
-                seen, changed = now, time.monotonic()
-            elif time.monotonic() - changed > PATIENCE_S:
+            slots_now = source.execute(_COPY_SLOTS, {"patterns": patterns}).one()
+            idle_s = arrival.watch((rows, [state.states for state in states], slots_now.now))
+            if slots_now.is_waiting:
+                arrival.wait(publisher, source, on_event)
+            elif idle_s > PATIENCE_S:
                 raise AdoptionFailed(
-                    f"no more rows have come for {PATIENCE_S:.0f} s, and {now[0]} tables are not copied",
+                    f"no more rows have come for {PATIENCE_S:.0f} s, and {left} tables are not copied",
                     hint="The nodes' logs may say why. Then: shardids adopt run --resume, or adopt abort.",
                 )
-            on_event(Copying(tables_left=now[0], rows_done=now[1], rows_total=total))
+            on_event(Copying(tables_left=left, rows_done=rows, rows_total=total))
             time.sleep(min(_POLL_S, (time.monotonic() - started) / 50 + 0.005))
 
 
 def _named(follower: Follower) -> str:
     return "the relay" if isinstance(follower, Relay) else f'node "{follower.side.name}"'
-
-
-def require_slots(source: Connection, publisher: Side, followers: Sequence[Follower]) -> None:
-    """Require the slots: a promoted standby lacks them, and the followers would wait for ever.
-
-    Raises:
-        AdoptionFailed: one is missing, or the server has given it up.
-    """
-    rows = source.execute(
-        text("select slot_name::text, wal_status from pg_replication_slots where slot_name = any(:names)"),
-        {"names": [taker.name for taker in followers]},
-    )
-    found = {row.slot_name: row.wal_status for row in rows}
-    for taker in followers:
-        if found.get(taker.name, "lost") == "lost":
-            raise AdoptionFailed(
-                f'the {publisher.name} has no replication slot "{taker.name}" any more, or has given it up',
-                hint="shardids adopt abort; see max_slot_wal_keep_size there; then start it again.",
-            )
 
 
 _LAG = text("""
@@ -233,7 +371,7 @@ class Hop:
         return max(found)
 
     def confirmed(
-        self, wanted: Mapping[Side, str], *, deadline: float, on_lag: Callable[[int], None]
+        self, wanted: Mapping[Side, str], *, deadline: float, on_lag: Callable[[int], None] | None = None
     ) -> bool:
         """Wait until the positions are confirmed; false if time runs out. Raises as :meth:`lag_bytes`."""
         while True:
@@ -242,7 +380,8 @@ class Hop:
                 flush(self.connections[side])
             if (lag_bytes := self.lag_bytes(wanted)) == 0:
                 return True
-            on_lag(lag_bytes)
+            if on_lag is not None:
+                on_lag(lag_bytes)
             if time.monotonic() > deadline:
                 return False
             # New log wakes the senders, which ask the followers for their positions.
@@ -251,34 +390,35 @@ class Hop:
 
 
 class Drain:
-    """Waits until all nodes have the source's writes on disk. Connections are opened beforehand."""
+    """Waits until all nodes have the source's writes on disk, by the relay. Opens connections beforehand."""
 
     def __init__(self, sides: Sides, kept: ExitStack) -> None:
         self.source = sides.source
-        self._last = _hop(sides.feed, sides.takers, kept)
-        self._first = _hop(sides.source, [sides.relay], kept) if sides.relay else None
+        self._first = _hop(sides.source, [sides.relay], kept)
+        self._last = _hop(sides.relay.side, sides.takers, kept)
 
     def position(self) -> dict[Side, str]:
         """Return a position in the source's log past everything written so far, flushed or not."""
-        return (self._first or self._last).positions()
+        return self._first.positions()
 
-    def confirmed(self, wanted: Mapping[Side, str], *, seconds: float, on_lag: Callable[[int], None]) -> bool:
+    def confirmed(
+        self, wanted: Mapping[Side, str], *, seconds: float, on_lag: Callable[[int], None] | None = None
+    ) -> bool:
         """Wait until every node has confirmed the source's position; false if time runs out.
 
         Raises:
             AdoptionFailed: a slot is gone.
         """
         deadline, last = time.monotonic() + seconds, self._last
-        if self._first:
 
-            def on_both(lag_bytes: int) -> None:
+        def on_both(lag_bytes: int) -> None:
+            if on_lag is not None:
                 on_lag(lag_bytes + last.lag_bytes(last.positions()))
 
-            if not self._first.confirmed(wanted, deadline=deadline, on_lag=on_both):
-                return False
-            # What a relay has confirmed is in its own log, before the position that it is at afterwards.
-            wanted = last.positions()
-        return last.confirmed(wanted, deadline=deadline, on_lag=on_lag)
+        if not self._first.confirmed(wanted, deadline=deadline, on_lag=on_both):
+            return False
+        # What the relay has confirmed is in its own log, before the position that it is at afterwards.
+        return last.confirmed(last.positions(), deadline=deadline, on_lag=on_lag)
 
 
 def _hop(publisher: Side, followers: Sequence[Follower], kept: ExitStack) -> Hop:
@@ -330,36 +470,6 @@ def await_confirmed(sides: Sides, on_lag: Callable[[int], None], *, within_s: fl
                 wanted = drain.position()
 
 
-def lags(sides: Sides) -> dict[str, int | None]:
-    """Return how many bytes of log each node has not confirmed; ``None`` without a slot in use."""
-    found = {one.name: one.lag_bytes for one in slots(sides.feed, sides.takers)}
-    return {taker.side.name: found.get(taker.name) for taker in sides.takers}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """A replication slot: how much of the log is not confirmed, and how much the server keeps for it."""
-
-    name: str
-    lag_bytes: int | None
-    kept_bytes: int | None
-
-
-def slots(publisher: Side, followers: Sequence[Follower]) -> list[Slot]:
-    """Return the slots of followers that a server has."""
-    with publisher.autocommit() as connection:
-        rows = connection.execute(
-            text("""
-                select slot_name::text as name,
-                       case when wal_status is distinct from 'lost'
-                            then (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint end as lag_bytes,
-                       (pg_current_wal_lsn() - restart_lsn)::bigint as kept_bytes
-                from pg_replication_slots where slot_name = any(:names)"""),
-            {"names": [follower.name for follower in followers]},
-        )
-        return [Slot(**row._asdict()) for row in rows]
-
-
 _NOW = text("""
     select case when not pg_is_in_recovery()
            then substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end""")
@@ -376,22 +486,21 @@ def _read(connection: Connection, name: str) -> tuple[str, str | None]:
     return found.now, found.noted
 
 
-def timelines(followers: Sequence[Taker | Relay]) -> str:
-    """Return the present timelines of the servers, as a text that another server in a place changes."""
-    found = []
+def timelines(followers: Sequence[Taker | Relay]) -> dict[str, str]:
+    """Return the present timelines of the servers, by the followers' names: another server has another."""
+    found = {}
     for follower in followers:
         with follower.side.autocommit() as connection:
-            found.append(f"{follower.name} {_read(connection, follower.name)[0]}")
-    return ", ".join(found)
+            found[follower.name], _ = _read(connection, follower.name)
+    return found
 
 
-def note_timelines(followers: Sequence[Taker | Relay]) -> None:
-    """Record the timelines of the servers that have all rows up to now."""
+def note_timelines(followers: Sequence[Taker | Relay], found: Mapping[str, str]) -> None:
+    """Record the timelines of the servers that had all rows, as they were before these were read."""
     for follower in followers:
         with follower.side.autocommit() as connection:
-            now, noted = _read(connection, follower.name)
-            if now != noted:
-                comment_on(connection, "subscription", follower.name, now)
+            if _read(connection, follower.name)[1] != found[follower.name]:
+                comment_on(connection, "subscription", follower.name, found[follower.name])
 
 
 def require_timelines(followers: Sequence[Taker | Relay]) -> None:

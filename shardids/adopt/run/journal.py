@@ -38,8 +38,9 @@ Outcome = Literal["adopted", "aborted", "returned"]
 class Adoption:
     """An adoption as the journal records it: see the comments of ``shardids_catalog.adoption``.
 
-    ``shapes`` has the shape of each table of the source, by its name. ``compared`` has the tables that a
-    comparison which is not over has found to be the same, each with the timelines of the servers.
+    ``shapes`` has the shape of each table of the source, by its name. ``compared`` has the tables that were
+    last found to be the same, each with the version of its storage at the source and the timelines of the
+    servers before it was compared.
     """
 
     id: int
@@ -49,7 +50,7 @@ class Adoption:
     step: str
     is_paused: bool
     keeps_back: bool
-    compared: Mapping[str, str]
+    compared: Mapping[str, tuple[str, str]]
     compared_at: datetime | None
     switched_at: datetime | None
     started_at: datetime
@@ -82,7 +83,8 @@ def _read(connection: Connection, *, only_open: bool = False) -> list[Adoption]:
 
 
 def _adoption(row: dict[str, Any]) -> Adoption:
-    return Adoption(**row | {"plan": parse_plan(row["plan"], "the catalog's plan")})
+    compared = {name: tuple(one) for name, one in row["compared"].items()}
+    return Adoption(**row | {"plan": parse_plan(row["plan"], "the catalog's plan"), "compared": compared})
 
 
 class Journal:
@@ -189,16 +191,15 @@ class Journal:
         """Record whether the nodes are to follow the source."""
         self._update("is_paused = :is_paused", is_paused=is_paused)
 
-    def note_compared(self, table: str, timelines: str) -> None:
-        """Record that the rows of a table were found to be the same, in a comparison that goes on."""
-        compared = {**self.adoption.compared, table: timelines}
+    def note_compared(self, table: str, versions: tuple[str, str]) -> None:
+        """Record that the rows of a table were found to be the same, with their storage and the timelines."""
+        compared = {**self.adoption.compared, table: versions}
         self._update("compared = cast(:compared as jsonb)", compared=json.dumps(compared))
         self._adoption = replace(self.adoption, compared=compared)
 
-    def note_comparison(self, *, is_whole: bool = True) -> None:
-        """Record that all rows were found to be the same now; or that a comparison begins anew."""
-        self._update("compared = '{}'" + (", compared_at = clock_timestamp()" if is_whole else ""))
-        self._adoption = replace(self.adoption, compared={})
+    def note_comparison(self) -> None:
+        """Record that all rows were found to be the same now."""
+        self._update("compared_at = clock_timestamp()")
 
     def keep_back(self, step: str, *, is_kept: bool) -> None:
         """Record whether the switch keeps a way back, and with it the step that is taken next."""

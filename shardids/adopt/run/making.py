@@ -78,7 +78,7 @@ def make_table(making: Making, to: Statements) -> None:
     body += [
         f"constraint {one.name} {one.definition}"
         for one in table.constraints
-        if one.kind != "f" and _is_obeyed(one, table, to)
+        if one.kind != "f" and is_obeyed(one, table, to)
     ]
     options = f" with ({', '.join(table.options)})" if table.options else ""
     lines = ",\n  ".join(body)
@@ -93,9 +93,11 @@ def make_table(making: Making, to: Statements) -> None:
     to.tables += _column_settings(making)
     to.tables += [_index(one, table, name) for one in table.indexes if _is_usable(one, table, to)]
     to.tables += _comments(making)
-    if not any(one.kind == "p" for one in table.constraints):
-        # Without a key a changed row is found, while rows are copied or moved, by all of it.
-        to.tables.append(f"alter table {name} replica identity full")
+    if not table.primary_key:
+        # Without a key that replication can use, a row that is copied or moved is found by all of it: no row
+        # is, if a column's type has no equality.
+        how = f"using index {table.identity_index}" if table.identity_index is not None else "full"
+        to.tables.append(f"alter table {name} replica identity {how}")
     if table.has_row_security:
         to.tables.append(f"alter table {name} enable row level security")
     if table.has_row_security and not making.has_policies:
@@ -204,7 +206,8 @@ def _column_settings(making: Making) -> Iterator[str]:
             yield f"{alter} statistics {column.statistics}"
 
 
-def _is_obeyed(constraint: Constraint, table: Definition, to: Statements) -> bool:
+def is_obeyed(constraint: Constraint, table: Definition, to: Statements) -> bool:
+    """Return whether all rows obey a constraint; if they may not, say so."""
     if not constraint.is_valid:
         to.differs.append(
             f"{table.name}, {constraint.name}: left out, since rows may not obey it: it is NOT VALID"

@@ -103,6 +103,14 @@ class Numbering:
                 connection.execute(_SET, {"oids": list(furthest), "values": list(furthest.values())})
 
 
+def numbers_can_be_passed_on(sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Require that the role may read the sequences of the source that the shards go on after."""
+    try:
+        Numbering(sides, there)
+    except AdoptionFailed as error:
+        yield Refusal(reason=error.message, remedy=error.hint or "")
+
+
 _SET = text("""
     select setval(oid::regclass, value)
     from unnest(cast(:oids as bigint[]), cast(:values as bigint[])) s (oid, value)""")

@@ -22,7 +22,15 @@ from shardids.adopt.plan.document import Kind, Plan, TablePlan
 from shardids.adopt.plan.drawing import drawn_keys
 from shardids.adopt.plan.facts import column_name
 from shardids.adopt.plan.findings import is_crossing
-from shardids.adopt.run.making import Making, Statements, make_belonging, make_table, make_type, widened
+from shardids.adopt.run.making import (
+    Making,
+    Statements,
+    is_obeyed,
+    make_belonging,
+    make_table,
+    make_type,
+    widened,
+)
 from shardids.adopt.run.requirements import refuse
 from shardids.adopt.run.sides import Sides, Taker, opened_sides, source_url
 from shardids.catalog.rows import Catalog
@@ -234,6 +242,8 @@ class _Writer:
                 continue
             parent = self._names.get(key.referenced or "")
             subject = f"{table.name}, {key.name}"
+            if not is_obeyed(key, table, to):
+                continue
             if parent is None:
                 to.differs.append(
                     f"{subject}: left out, since it refers to {key.referenced}, which stays at the source"

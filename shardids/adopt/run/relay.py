@@ -7,11 +7,6 @@ right. Only then is anything published to the nodes: a row of which the shard is
 A row of a derived table has the shard of the row that it refers to, as both are on the relay at that moment.
 One trigger computes it when the row is written; another, on the table that is referred to, computes it again
 when that row comes later, goes, or finds another shard. They fire for the apply worker only.
-
-While the relay copies, its workers make a slot for each table at the source. If the relay is lost meanwhile,
-nobody drops them, and they keep the source's log for ever. Their names begin with the subscription's OID and
-end with the number of the relay's server: both are the publication's comment, written before the subscription
-is enabled.
 """
 
 from __future__ import annotations
@@ -21,22 +16,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
 from shardids.adopt.plan.document import Hop, Kind, TablePlan
 from shardids.adopt.plan.obstacles import ROUTE, base_type, identity_of
-from shardids.adopt.run.following import let_follow, publish_tables
+from shardids.adopt.run.following import (
+    add_tables,
+    await_copy,
+    create_subscription,
+    drop_subscription,
+    has_subscription,
+    let_follow,
+    publish_tables,
+)
 from shardids.adopt.run.sides import Relay, Sides
+from shardids.adopt.run.slots import drop_copy_slots, note_copy_slots
+from shardids.adopt.run.sparing import Sparing
 from shardids.errors import AdoptionFailed
-from shardids.pg.connections import keep_out_of_logs
 from shardids.pg.definitions import Column, Definition
 from shardids.pg.queries import AS_IS, comment_on, quoted
 from shardids.pg.schemas import is_ours, own_schema, require_own_replication
 from shardids.pg.sqlfiles import read_sql
-from shardids.replication.sides import Side
-from shardids.replication.steps import Noted, OnEvent
-from shardids.replication.subscriptions import drop_slot, play, unpublish
+from shardids.replication.steps import OnEvent
+from shardids.replication.subscriptions import play, unpublish
 
 _KEPT: Final = frozenset(
     {
@@ -70,23 +72,33 @@ def create_table(number: int, plan: TablePlan, table: Definition) -> str:
     columns = [f"{quoted(column.name)} {relay_type(column)}" for column in table.stored]
     if plan.kind is Kind.DERIVED:
         columns.append(f"{ROUTE} integer")
-    identity = [name for name in identity_of(table) if not table.columns[name].is_generated]
-    if identity:
-        columns.append(f"constraint {_index(number, 'identity')} primary key ({_list(identity)})")
-    return f"create table {table.name} ({', '.join(columns)}); alter table {table.name} replica identity full"
+    columns.append(_key(number, table))
+    return "; ".join(
+        (
+            f"create table {table.name} ({', '.join(columns)})",
+            f"alter table {table.name} replica identity full",
+            # A node refuses a TRUNCATE that leaves out a table which refers to this one there.
+            *_trigger(table.name, "empty", "before truncate", "", "empty", each="statement"),
+        )
+    )
 
 
-def fill(sides: Sides, plan: TablePlan, there: Mapping[str, Definition]) -> Iterator[str]:
-    """Yield the statements that compute the shards of all rows of a derived table, parents' being right."""
-    home, hop = home_of_parent(sides, plan, there, "p."), plan.path[0]
+def _key(number: int, table: Definition) -> str:
+    return f"constraint {_index(number, 'identity')} primary key ({_list(identity_of(table))})"
+
+
+def fill(sides: Sides, number: int, plan: TablePlan, there: Mapping[str, Definition]) -> Iterator[str]:
+    """Yield the statements that compute the shards of all rows of a derived table, parents' being right.
+
+    Nothing is published yet, and nobody looks for rows: old rows are not logged, and the key comes after.
+    """
+    hop = plan.path[0]
+    yield f"alter table {plan.name} drop constraint {_index(number, 'identity')}, replica identity nothing"
     yield (
-        f"update {plan.name} c set {ROUTE} = {home} from {hop.table} p"  # noqa: S608 -- quoted
-        f" where {_joined(hop, 'p', 'c')} and c.{ROUTE} is distinct from {home}"
+        f"update {plan.name} c set {ROUTE} = {home_of_parent(sides, plan, there, 'p.')}"  # noqa: S608 -- quoted
+        f" from {hop.table} p where {_joined(hop, 'p', 'c')}"
     )
-    yield (
-        f"update {plan.name} c set {ROUTE} = null where c.{ROUTE} is not null"  # noqa: S608 -- quoted
-        f" and not exists (select from {hop.table} p where {_joined(hop, 'p', 'c')})"
-    )
+    yield f"alter table {plan.name} add {_key(number, there[plan.name])}, replica identity full"
 
 
 def home_of_parent(sides: Sides, plan: TablePlan, there: Mapping[str, Definition], of: str) -> str:
@@ -146,11 +158,13 @@ def _function(name: str, body: str) -> str:
     )
 
 
-def _trigger(table: str, name: str, when: str, condition: str, function: str) -> Iterator[str]:
+def _trigger(
+    table: str, name: str, when: str, condition: str, function: str, *, each: str = "row"
+) -> Iterator[str]:
     only = f"when ({condition}) " if condition else ""
     yield (
         f"create or replace trigger shardids_{name} {when} on {table}"
-        f" for each row {only}execute function shardids_relay.{function}()"
+        f" for each {each} {only}execute function shardids_relay.{function}()"
     )
     yield f"alter table {table} enable replica trigger shardids_{name}"
 
@@ -180,52 +194,6 @@ def _literal(value: str) -> str:
     return sql.Literal(value).as_string()
 
 
-_OWN: Final = text("""
-    select s.oid::bigint as subscription, (select system_identifier from pg_control_system()) as server
-    from pg_subscription s join pg_database d on d.oid = s.subdbid and d.datname = current_database()
-    where s.subname = :name""")
-_NOTED: Final = text("""
-    select obj_description(oid, 'pg_publication') from pg_publication where pubname = :name""")
-_THERE: Final = text("""
-    select slot_name::text as name, active from pg_replication_slots
-    where database = current_database() and slot_name ~ :pattern order by slot_name""")
-
-
-def note_copy_slots(source: Side, relay: Relay) -> None:
-    """Record the parts of the names of the relay's slots at the source. Idempotent."""
-    with relay.side.autocommit() as connection:
-        own = connection.execute(_OWN, {"name": relay.name}).one()
-    with source.autocommit() as connection:
-        comment_on(connection, "publication", relay.name, f"{own.subscription} {own.server}")
-
-
-def drop_copy_slots(source: Side, relay: Relay, on_event: OnEvent) -> None:
-    """Drop the objects that the relay's copies have left at the source. Idempotent.
-
-    If it is not known which slots are the relay's, those that may be are reported, and stay.
-    """
-    with source.autocommit() as connection:
-        found = connection.execute(_NOTED, {"name": relay.name}).all()
-        if not found:
-            return
-        subscription, _, server = (found[0][0] or "").partition(" ")
-        is_known = subscription.isdigit() and server.isdigit()
-        pattern = (
-            f"^pg_{subscription}_sync_[0-9]+_{server}$" if is_known else "^pg_[0-9]+_sync_[0-9]+_[0-9]+$"
-        )
-        slots = connection.execute(_THERE, {"pattern": pattern}).all()
-        if is_known:
-            for slot in slots:
-                drop_slot(connection, source, slot.name)
-        elif idle := [slot.name for slot in slots if not slot.active]:
-            on_event(
-                Noted(
-                    note=f"the source keeps its log for slots {', '.join(idle)}, which may be the relay's: if"
-                    " no other subscription copies tables from there, drop them (pg_drop_replication_slot)"
-                )
-            )
-
-
 _STOPS_WITHIN_S = 30.0
 _NAMED = 5
 _SCHEMA = "shardids_relay"
@@ -235,21 +203,43 @@ _MARK = text("""
     from to_regclass(:name) t (oid) left join pg_class c on c.oid = t.oid""")
 
 
-def make(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> None:
-    """Make the relay's tables, and let it follow the source from now on. Idempotent."""
+def make(sides: Sides, there: Mapping[str, Definition]) -> None:
+    """Make the relay's tables, and a subscription that brings no rows yet. Idempotent."""
+    relay = sides.relay
     with relay.side.begin() as connection:
         if not is_ours(connection, _SCHEMA):
             install(connection, sides.name)
     for number, plan in enumerate(sides.plan.tables):
         if plan.name in there:
             _make_table(relay, number, plan, there[plan.name], sides.name)
-    publish_tables(sides.source, relay.name, sides.names)
-    conninfo = make_conninfo("", **sides.source.parameters())
+    publish_tables(sides.source, relay.name, [])
     with relay.side.begin() as connection:
-        subscribe(connection, relay.name, conninfo, "enabled = false")
+        if not has_subscription(connection, relay.name):
+            create_subscription(connection, relay.name, sides.source, "enabled = false")
+        require_own_replication(connection, "subscription", relay.name, is_node=False)
     # Before the first slot of a copy is made.
     note_copy_slots(sides.source, relay)
     let_follow(relay, is_enabled=True)
+
+
+def copy(sides: Sides, there: Mapping[str, Definition], sparing: Sparing) -> None:
+    """Let the relay fetch all rows, and all changes since: one table after the other where a limit says so.
+
+    The source's server sends a table as fast as it can. Between two tables the copy waits until their rate
+    and the source's answers allow the next. Idempotent.
+    """
+    for names in [[name] for name in sides.names] if sparing.limits.paces else [sides.names]:
+        started = time.monotonic()
+        is_new = add_tables(sides.source, sides.relay, names, sparing)
+        await_copy(sides, sides.source, [sides.relay], sparing)
+        if is_new and sparing.limits.paces:
+            with sides.source.autocommit() as source:
+                size = source.scalar(_SIZE, {"parts": [part for name in names for part in there[name].parts]})
+            sparing.rest(int(size or 0), time.monotonic() - started)
+
+
+_SIZE = text("""
+    select sum(pg_table_size(part)) from unnest(cast(:parts as regclass[])) part""")
 
 
 def install(connection: Connection, adoption: str) -> None:
@@ -261,20 +251,6 @@ def install(connection: Connection, adoption: str) -> None:
     own_schema(connection, _SCHEMA)
     connection.execute(text("select set_config('shardids.adoption', :name, true)"), {"name": adoption})
     play(connection, read_sql("adopt/relay.v1"))
-
-
-def subscribe(connection: Connection, name: str, conninfo: str, options: str) -> None:
-    """Subscribe to the source.
-
-    Raises:
-        MissingPrivilege: another role made a subscription of this name.
-    """
-    keep_out_of_logs(connection)
-    connection.execute(
-        text("select shardids_relay.follow(:name, :conninfo, :options)"),
-        {"name": name, "conninfo": conninfo, "options": options},
-    )
-    require_own_replication(connection, "subscription", name, is_node=False)
 
 
 def _make_table(relay: Relay, number: int, plan: TablePlan, table: Definition, adoption: str) -> None:
@@ -296,24 +272,29 @@ def _make_table(relay: Relay, number: int, plan: TablePlan, table: Definition, a
         comment_on(connection, "table", sql.Identifier(table.schema, table.table), adoption)
 
 
-def unmake(sides: Sides, relay: Relay, on_event: OnEvent) -> None:
-    """Remove all from the relay, and the relay's publication and slots from the source. Idempotent."""
-    with relay.side.begin() as connection:
-        if is_ours(connection, _SCHEMA):
-            connection.execute(text("select shardids_relay.unfollow(:name)"), {"name": relay.name})
+def unmake(sides: Sides) -> None:
+    """Remove all from the relay. Idempotent."""
+    relay = sides.relay
+    drop_subscription(relay.side, relay.name)
     with relay.side.begin() as connection:
         if is_ours(connection, _SCHEMA):
             connection.execute(text("select shardids_relay.drop_tables()"))
             connection.exec_driver_sql("drop schema shardids_relay cascade")
-    drop_copy_slots(sides.source, relay, on_event)
-    unpublish(sides.source, relay.name)
 
 
-def place_rows(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> None:
+def leave_source(sides: Sides, on_event: OnEvent) -> None:
+    """Remove the relay's publication and slots from the source, once the relay is unmade. Idempotent."""
+    drop_copy_slots(sides.source, sides.relay_name, on_event)
+    unpublish(sides.source, sides.relay_name)
+
+
+def place_rows(sides: Sides, there: Mapping[str, Definition]) -> None:
     """Give all rows without a key their shards, now and from now on. Idempotent.
 
-    The relay does not follow the source meanwhile: rows that one statement reads must not change under it.
+    The relay does not follow the source meanwhile: rows that one statement reads must not change under it. A
+    table gets its shards and its triggers in one transaction.
     """
+    relay = sides.relay
     let_follow(relay, is_enabled=False)
     _await_stopped(relay)
     numbers = {plan.name: number for number, plan in enumerate(sides.plan.tables)}
@@ -323,15 +304,24 @@ def place_rows(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> N
     for plan in sides.derived:
         number, parent_number = numbers[plan.name], numbers[plan.path[0].table]
         with relay.side.begin() as connection:
-            connection.execute(text("select set_config('statement_timeout', '0', true)"))
+            if connection.scalar(_IS_PLACED, {"name": plan.name, "trigger": f"shardids_place_{number}_new"}):
+                continue
+            connection.execute(_LIMITS)
             for statement in (
-                *fill(sides, plan, there),
+                *fill(sides, number, plan, there),
                 *index_paths(number, parent_number, plan, there),
                 *triggers(number, plan, sides, there),
                 f"analyze {plan.name}",
             ):
                 connection.exec_driver_sql(statement, execution_options=AS_IS)
     let_follow(relay, is_enabled=True)
+
+
+_IS_PLACED: Final = text("""
+    select exists (select from pg_trigger t where t.tgrelid = to_regclass(:name) and t.tgname = :trigger)""")
+_LIMITS: Final = text("""
+    select set_config('statement_timeout', '0', true), set_config('work_mem', '256MB', true),
+           set_config('maintenance_work_mem', '256MB', true)""")
 
 
 def _await_stopped(relay: Relay) -> None:
@@ -358,7 +348,7 @@ def require_placed(sides: Sides, there: Mapping[str, Definition]) -> None:
     Raises:
         AdoptionFailed: rows have none; the message names some.
     """
-    if sides.relay is None or not sides.derived:
+    if not sides.derived:
         return
     with sides.relay.side.autocommit() as connection:
         # One query in the usual case, since writes may be stopped.
@@ -376,12 +366,8 @@ def require_placed(sides: Sides, there: Mapping[str, Definition]) -> None:
 
 def lost_keys(table: Definition, rows: str) -> str:
     """Return the query for some of the rows of a table that find no key; ``rows``: those, for FROM."""
-    columns = _list(_identity(table))
+    columns = _list(identity_of(table))
     return f"select row({columns})::text as key from {rows} order by 1 limit {_NAMED}"  # noqa: S608 -- quoted
-
-
-def _identity(table: Definition) -> Sequence[str]:
-    return identity_of(table) or tuple(table.columns)
 
 
 def lost_rows(some: Sequence[str], plan: TablePlan, table: Definition, count: int) -> AdoptionFailed:
@@ -389,7 +375,7 @@ def lost_rows(some: Sequence[str], plan: TablePlan, table: Definition, count: in
     own = ", ".join(plan.path[0].columns)
     return AdoptionFailed(
         f"{count:,} rows of {plan.name} find no key by {own}, and so no shard:"
-        f" ({', '.join(_identity(table))}) = {', '.join(some)}{', …' if count > _NAMED else ''}",
+        f" ({', '.join(identity_of(table))}) = {', '.join(some)}{', …' if count > _NAMED else ''}",
         hint="Give them one at the source, or delete them there; the nodes follow. Then: shardids adopt"
-        " resume, or shardids adopt switch.",
+        " run --resume, or shardids adopt switch.",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,22 +10,29 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Row, text
 
 from shardids.adopt.plan.document import Finding, Kind, Plan
+from shardids.adopt.plan.facts import column_name
 from shardids.adopt.plan.inventory import read_server
 from shardids.adopt.plan.obstacles import AGAIN, Obstacles
-from shardids.adopt.run import relay as relays
-from shardids.adopt.run.comparing import node_reader, source_reader
+from shardids.adopt.run.comparing import all_rows, node_reader, source_reader
 from shardids.adopt.run.fitting import fits_shards
-from shardids.adopt.run.sides import Relay, Sides, Taker
+from shardids.adopt.run.following import try_subscribing
+from shardids.adopt.run.sides import Sides, Taker
 from shardids.catalog.keys.homes import read_homes
 from shardids.catalog.moves import open_moves
 from shardids.catalog.rows import Catalog
 from shardids.errors import AdoptionRefused, ShardidsError
 from shardids.pg.connections import keep_out_of_logs, server_major
-from shardids.pg.definitions import Definition, read_definitions
-from shardids.pg.queries import AS_IS
-from shardids.pg.reader import HINT, SOURCE_HINT
+from shardids.pg.definitions import Column, Definition, read_definitions
+from shardids.pg.queries import AS_IS, quoted
+from shardids.pg.reader import HINT, SOURCE_HINT, Reader
 from shardids.pg.schemas import untrusted
-from shardids.replication.subscriptions import Refusal, ending_copies, unable_to_publish, unable_to_subscribe
+from shardids.replication.subscriptions import (
+    Refusal,
+    ending_copies,
+    refused,
+    unable_to_publish,
+    unable_to_subscribe,
+)
 
 _KINDS = {"integer": "bigint"}
 """The kinds of keys, where families have other names."""
@@ -45,9 +51,9 @@ _WHERE = text("""
     from pg_database d where d.datname = current_database()""")
 
 
-def relay_is_fit(sides: Sides, relay: Relay) -> Iterator[Refusal]:
+def relay_is_fit(sides: Sides) -> Iterator[Refusal]:
     """Require a server with room, rights of the role, and another database than the source."""
-    with relay.side.autocommit() as connection:
+    with sides.relay.side.autocommit() as connection:
         facts, version = connection.execute(_DATABASE).one(), server_major(connection)
         where = connection.execute(_WHERE).one()
         yield from ending_copies(connection, "the relay")
@@ -89,33 +95,23 @@ def _is_usable(facts: Row[Any], where: str, otherwise: str) -> Iterator[Refusal]
             yield Refusal(reason=reason, remedy=remedy)
 
 
-def relay_is_free(sides: Sides, relay: Relay, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+def relay_is_free(sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
     """Require that the relay has none of the tables, and reaches the source: it tries, and rolls back."""
-    with relay.side.engine.connect() as connection:
+    relay = sides.relay.side
+    with relay.engine.connect() as connection:
         found = sorted(read_definitions(connection, there.keys()))
     if found:
         yield Refusal(
             reason=f"the relay already has tables: {', '.join(found[:5])}",
             remedy="Make an empty database for it.",
         )
-    conninfo = make_conninfo("", **sides.source.parameters())
-    with relay.side.engine.connect() as connection, connection.begin() as transaction:
-        try:
-            relays.install(connection, "trial")
-            relays.subscribe(connection, "shardids_trial", conninfo, "enabled = false, slot_name = none")
-        except ShardidsError as error:
-            yield Refusal(
-                reason=f"the relay can't reach the source: {error.message}",
-                remedy="The source's URL must be good on the relay, and pg_hba.conf must let the role in.",
-            )
-        transaction.rollback()
-
-
-def as_fed(sides: Sides, there: Mapping[str, Definition]) -> dict[str, Definition]:
-    """Return the tables as the nodes get them: a relay sends whole rows, whatever the source logs."""
-    if sides.relay is None:
-        return dict(there)
-    return {name: replace(table, identity=None) for name, table in there.items()}
+    try:
+        try_subscribing(relay, sides.source)
+    except ShardidsError as error:
+        yield Refusal(
+            reason=f"the relay can't reach the source: {error.message}",
+            remedy="The source's URL must be good on the relay, and pg_hba.conf must let the role in.",
+        )
 
 
 _FIRST_WITH_FILTERS = 15
@@ -128,15 +124,8 @@ def refuse(plan: Plan, refusals: Sequence[Refusal]) -> None:
     Raises:
         AdoptionRefused: there are.
     """
-    if not refusals:
-        return
-    where = f"{plan.source} can't be adopted"
-    if len(refusals) == 1:
-        raise AdoptionRefused(f"{where}: {refusals[0].reason}", hint=refusals[0].remedy)
-    raise AdoptionRefused(
-        f"{where}:\n" + "\n".join(f"- {refusal.reason}" for refusal in refusals),
-        hint="\n".join(f"- {remedy}" for remedy in dict.fromkeys(refusal.remedy for refusal in refusals)),
-    )
+    if refusals:
+        raise refused(f"{plan.source} can't be adopted", refusals, AdoptionRefused)
 
 
 def plan_is_runnable(plan: Plan) -> Iterator[Refusal]:
@@ -152,30 +141,56 @@ def _blocking(plan: Plan, findings: Iterable[Finding]) -> Iterator[Refusal]:
             yield Refusal(reason=f"{finding.subject}: {finding.reason}", remedy=finding.remedy)
 
 
-def rows_can_be_compared(sides: Sides) -> Iterator[Refusal]:
-    """Require readers of the source and of the nodes that have no right to write."""
+def rows_can_be_compared(sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
+    """Require readers of the source and of the nodes that have no right to write, and see all rows."""
     with source_reader(sides) as reader:
         if reader.skips is not None:
             yield Refusal(reason=f"rows of the source can't be compared: {reader.skips}", remedy=SOURCE_HINT)
+        else:
+            parts = [part for table in there.values() for part in table.parts]
+            yield from _sees_all(reader, "the source", parts)
     for taker in sides.takers:
         with node_reader(taker) as reader:
             if reader.skips is not None:
                 yield Refusal(reason=f"rows can't be compared: {reader.skips}", remedy=HINT)
+            else:
+                yield from _sees_all(reader, f'node "{taker.side.name}"', _tables_of(taker, sides, there))
+
+
+def _sees_all(reader: Reader, where: str, names: Sequence[str]) -> Iterator[Refusal]:
+    rows = all_rows(
+        reader,
+        reader.with_values(
+            "select min(name) as name, current_user::text as role from unnest(%s::text[]) name"
+            " where row_security_active(to_regclass(name)) having count(*) > 0",
+            [list(names)],
+        ),
+    )
+    for row in rows:
+        role = quoted(row["role"])
+        yield Refusal(
+            reason=f"{where}: row security of {row['name']} hides rows from role {role}, which compares them",
+            remedy=f"As a superuser there: alter role {role} bypassrls",
+        )
+
+
+def _tables_of(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> list[str]:
+    """Return the names of the tables of a node that take rows in."""
+    split = [there[table.name] for table in sides.split if table.name in there]
+    names = [sides.in_shard(table, shard) for shard in taker.shards for table in split]
+    return names + [table.name for table in sides.reference]
 
 
 def code_is_trusted(
     sides: Sides, there: Mapping[str, Definition], trusted: Sequence[str]
 ) -> Iterator[Refusal]:
-    """Require that nobody else's code runs when rows are read for the nodes, and written there.
+    """Require that nobody else's code runs when rows are read for the relay, and written to the nodes.
 
-    The source plans the query for a filtered copy over indexes, as the role of its URL.
+    The source plans a query for the copy of a partitioned table, as the role of its URL.
     """
     found = [("the source", sides.source, sides.names, False)]
     for taker in sides.takers:
-        split = [there[table.name] for table in sides.split if table.name in there]
-        names = [sides.in_shard(table, shard) for shard in taker.shards for table in split]
-        names += [table.name for table in sides.reference]
-        found.append((f'node "{taker.side.name}"', taker.side, names, True))
+        found.append((f'node "{taker.side.name}"', taker.side, _tables_of(taker, sides, there), True))
     for where, side, names, is_node in found:
         with side.engine.connect() as connection, connection.begin():
             for one in untrusted(connection, names, trusted=trusted, is_node=is_node):
@@ -210,35 +225,40 @@ def source_is_fit(source: Connection, sides: Sides, there: Mapping[str, Definiti
         there=there,
         server=read_server(source),
         shard_count=sides.plan.shard_count,
-        followers=1 if sides.relay else len(sides.takers),
     )
     yield from _blocking(sides.plan, obstacles.find())
     yield from obstacles.of_role(source)
 
 
 def keys_are_fit(source: Connection, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
-    """Require IDs that can't be taken for those of the cluster."""
+    """Require IDs, and keys, that can't be taken for those of the cluster."""
     for table in sides.split:
-        column = there[table.name].columns.get(table.id or "")
-        if column is None or column.type not in ("smallint", "integer", "bigint"):
-            continue
-        quoted = source.dialect.identifier_preparer.quote_identifier(column.name)
-        layout = sides.cluster.layout
-        # Those that the cluster can have issued came back with the rows of an earlier adoption.
-        own = (
-            f"where {quoted} >= {layout.min_id(datetime.now(UTC) + _CLOCKS_DIFFER)} or {quoted} >="
-            f" {sides.lowest_new_id} and ({quoted}::bigint >> {layout.sequence_bits}"
-            f" & {(1 << layout.shard_bits) - 1}) >= {sides.cluster.shard_count}"
+        names = [table.id, table.key if table.kind is not Kind.DERIVED else None]
+        for name in dict.fromkeys(name for name in names if name is not None):
+            column = there[table.name].columns.get(name)
+            if column is not None and column.type in ("smallint", "integer", "bigint"):
+                yield from _below_new_ids(source, sides, table.name, column)
+
+
+def _below_new_ids(source: Connection, sides: Sides, table: str, column: Column) -> Iterator[Refusal]:
+    quoted = source.dialect.identifier_preparer.quote_identifier(column.name)
+    layout = sides.cluster.layout
+    # Those that the cluster can have issued came back with the rows of an earlier adoption.
+    own = (
+        f"where {quoted} >= {layout.min_id(datetime.now(UTC) + _CLOCKS_DIFFER)} or {quoted} >="
+        f" {sides.lowest_new_id} and ({quoted}::bigint >> {layout.sequence_bits}"
+        f" & {(1 << layout.shard_bits) - 1}) >= {sides.cluster.shard_count}"
+    )
+    highest = source.exec_driver_sql(
+        f"select max({quoted}) from {table} {own if sides.has_returned else ''}",  # noqa: S608 -- quoted
+        execution_options=AS_IS,
+    ).scalar()
+    if highest is not None and highest >= sides.lowest_new_id:
+        yield Refusal(
+            reason=f"{column_name(table, column.name)} has {highest}; IDs from {sides.lowest_new_id} on are"
+            " the cluster's",
+            remedy="Such IDs look like new ones. Adopt the table in place.",
         )
-        highest = source.exec_driver_sql(
-            f"select max({quoted}) from {table.name} {own if sides.has_returned else ''}",  # noqa: S608 -- quoted
-            execution_options=AS_IS,
-        ).scalar()
-        if highest is not None and highest >= sides.lowest_new_id:
-            yield Refusal(
-                reason=f"{table.name} has ID {highest}; IDs from {sides.lowest_new_id} on are the cluster's",
-                remedy="Such IDs look like new ones. Adopt the table in place.",
-            )
 
 
 def keys_live_by_hash(catalog: Catalog, sides: Sides, there: Mapping[str, Definition]) -> Iterator[Refusal]:
@@ -274,7 +294,7 @@ def node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> 
         )
     if version < _FIRST_WITH_FILTERS:
         yield Refusal(
-            reason=f"{node} runs PostgreSQL {version}, which copies tables without their filters",
+            reason=f"{node} runs PostgreSQL {version}, which copies tables without their row filters",
             remedy="Upgrade it to 15 or later.",
         )
     if roles != {"active"}:
@@ -285,17 +305,16 @@ def node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> 
         yield from fits_shards(connection, taker, sides, there)
 
 
-def node_reaches_feed(taker: Taker, sides: Sides) -> Iterator[Refusal]:
-    """Require that a node can connect to its publisher: it tries, and rolls back."""
-    feed = sides.feed.name
-    conninfo = make_conninfo("", **sides.feed.parameters())
+def node_reaches_relay(taker: Taker, sides: Sides) -> Iterator[Refusal]:
+    """Require that a node can connect to the relay: it tries, and rolls back."""
+    conninfo = make_conninfo("", **sides.relay.side.parameters())
     with taker.side.engine.connect() as connection, connection.begin() as transaction:
         keep_out_of_logs(connection)
         try:
             connection.execute(text("select shardids.try_subscribing(:conninfo)"), {"conninfo": conninfo})
         except ShardidsError as error:
             yield Refusal(
-                reason=f'node "{taker.side.name}" can\'t reach the {feed}: {error.message}',
-                remedy=f"The {feed}'s URL must be good on the node, and pg_hba.conf must let the role in.",
+                reason=f'node "{taker.side.name}" can\'t reach the relay: {error.message}',
+                remedy="The relay's URL must be good on the node, and pg_hba.conf must let the role in.",
             )
         transaction.rollback()

@@ -1,8 +1,9 @@
 """The source of an adoption, its relay and the nodes that take it in: connections, names, the shard of a row.
 
-The shard is an expression that PostgreSQL takes as a row filter and as a partition key. Both allow immutable
-functions of PostgreSQL's own only, so :func:`~shardids.catalog.topology.key_hash` is written with those: no
-cast to text, and no ``convert_to``, which are not immutable.
+The shard is an expression that PostgreSQL takes as a row filter on the relay, and as a partition key on the
+nodes. Both allow immutable functions of PostgreSQL's own only, so
+:func:`~shardids.catalog.topology.key_hash` is written with those: no cast to text, and no ``convert_to``,
+which are not immutable.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.old_ids import lowest_new_id
 from shardids.catalog.rows import Catalog, Description
 from shardids.catalog.topology import schema_name
-from shardids.errors import BadArgument, StatementFailed
+from shardids.errors import AdoptionFailed, BadArgument, StatementFailed
 from shardids.ids.layout import Layout
 from shardids.pg.connections import keep_commits, keep_settings
 from shardids.pg.definitions import KEY_TYPES, Column, Definition, read_definitions
@@ -92,6 +93,10 @@ def row_filter(shard: str, shards: Iterable[int]) -> str:
     return f"{shard} in ({', '.join(map(str, shards))})"
 
 
+def _relay_name(name: str) -> str:
+    return f"{name}_relay"
+
+
 _CONNECTIONS: Final = 6
 
 
@@ -118,6 +123,10 @@ class Relay:
     name: str
 
 
+Follower = Taker | Relay
+"""What subscribes to a publication; both have its name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
     """The source and the nodes of an adoption.
@@ -125,7 +134,7 @@ class Sides:
     Attributes:
         source: the database that is adopted.
         reading: the same, as the role that reads its rows.
-        relay: the server between it and the nodes, if any.
+        via: the relay; ``None`` where the adoption has nothing on it, before its run and after its switch.
         takers: the nodes with shards, by name.
         cluster: the cluster's fixed properties.
         lowest_new_id: IDs below it are old: the cluster has not issued them.
@@ -136,7 +145,7 @@ class Sides:
 
     source: Side
     reading: Side
-    relay: Relay | None = None
+    via: Relay | None = None
     takers: tuple[Taker, ...]
     cluster: Description
     lowest_new_id: int
@@ -145,19 +154,34 @@ class Sides:
     name: str
 
     @property
-    def feed(self) -> Side:
-        """Returns the database that the nodes follow: the relay, or else the source."""
-        return self.relay.side if self.relay else self.source
+    def relay(self) -> Relay:
+        """Returns the relay, where the work needs it.
+
+        Raises:
+            AdoptionFailed: the adoption has nothing on it.
+        """
+        if self.via is None:
+            raise AdoptionFailed(
+                f"the adoption of {self.plan.source} has nothing on its relay any more",
+                hint="For the next step: shardids adopt status",
+            )
+        return self.via
+
+    @property
+    def relay_name(self) -> str:
+        """Returns the name of the relay's subscription, also where the adoption has left the relay."""
+        return _relay_name(self.name)
 
     @property
     def all(self) -> tuple[Side, ...]:
         """Returns all databases, each once."""
-        return tuple(dict.fromkeys((self.source, self.feed, *(taker.side for taker in self.takers))))
+        relays = () if self.via is None else (self.via.side,)
+        return (self.source, *relays, *(taker.side for taker in self.takers))
 
     @property
-    def followers(self) -> tuple[Taker | Relay, ...]:
-        """Returns all that follow another database: the nodes, and the relay."""
-        return self.takers if self.relay is None else (self.relay, *self.takers)
+    def followers(self) -> tuple[Follower, ...]:
+        """Returns all that follow another database: the relay, and the nodes."""
+        return (self.relay, *self.takers)
 
     @property
     def split(self) -> tuple[TablePlan, ...]:
@@ -260,7 +284,7 @@ def opened_sides(
         nodes = kept.enter_context(move_nodes(placement, catalog.url, name=name))
         relay = None
         if via is not None:
-            relay = Relay(side=kept.enter_context(_opened(via, "relay", name)), name=f"{name}_relay")
+            relay = Relay(side=kept.enter_context(_opened(via, "relay", name)), name=_relay_name(name))
         original = kept.enter_context(_opened(source, "source", name))
         reading = original
         if reader is not None:
@@ -268,7 +292,7 @@ def opened_sides(
         sides = Sides(
             source=original,
             reading=reading,
-            relay=relay,
+            via=relay,
             takers=tuple(
                 Taker(
                     side=Side(name=node, engine=nodes[node]),
@@ -281,8 +305,7 @@ def opened_sides(
             cluster=description,
             lowest_new_id=lowest_new_id(description.layout, made_at),
             plan=plan,
-            # A relay knows old IDs only.
-            has_returned=bool(has_returned) and via is None,
+            has_returned=bool(has_returned),
             name=name,
         )
         try:
@@ -309,9 +332,18 @@ def _opened(url: URL, what: str, name: str) -> Iterator[Side]:
         engine.dispose()
 
 
-def relay_url(catalog: Catalog, plan: Plan, given: str | None) -> URL | None:
-    """Return the URL to reach the plan's relay by, as :func:`source_url` does; None if it has none."""
-    return None if plan.via is None else source_url(catalog, plan.via, given)
+def relay_url(catalog: Catalog, plan: Plan, given: str | None) -> URL:
+    """Return the URL to reach the plan's relay by, as :func:`source_url` does.
+
+    Raises:
+        BadArgument: neither the plan nor the caller names a relay.
+    """
+    if plan.via is None and given is None:
+        raise BadArgument(
+            "which relay? It is an empty database of PostgreSQL 15 or later with room for all rows",
+            hint="--via, and its URL; a database on a server of one of the nodes will do.",
+        )
+    return source_url(catalog, plan.via or "", given)
 
 
 def source_url(catalog: Catalog, stored: str, given: str | None) -> URL:

@@ -8,6 +8,7 @@ barriers of a move.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from psycopg import sql
 from sqlalchemy import Connection, text
@@ -17,10 +18,12 @@ from shardids.adopt.plan.obstacles import ROUTE
 from shardids.adopt.run.sides import Sides, Taker
 from shardids.catalog.old_ids import OldIdRule
 from shardids.catalog.topology import schema_name
-from shardids.errors import AdoptionFailed
+from shardids.errors import AdoptionFailed, StatementFailed
 from shardids.pg.definitions import Definition, has_rows
+from shardids.pg.locks import holders_of_tables, locked, named
 from shardids.pg.queries import AS_IS, quoted
-from shardids.replication.barrier import with_locks
+from shardids.replication.barrier import OnWait, with_locks
+from shardids.replication.subscriptions import LOCK_FAILURES
 
 
 def close_shards(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> None:
@@ -34,14 +37,14 @@ def close_shards(taker: Taker, sides: Sides, there: Mapping[str, Definition]) ->
         with taker.side.begin() as connection:
             if connection.execute(_STATE, {"shard": shard}).scalar_one() == "fenced":
                 continue
-            connection.execute(text("select set_config('lock_timeout', '10s', true)"))
+            connection.execute(_WAIT)
             # Waits for whoever is writing; from here on nobody else begins.
             connection.execute(text("select shardids.add_barriers(:shard)"), {"shard": shard})
             connection.execute(text("select shardids.fence(:shard)"), {"shard": shard})
             _require_empty(connection, taker, names)
     for table in sides.reference:
         with taker.side.begin() as connection:
-            connection.execute(text("select set_config('lock_timeout', '10s', true)"))
+            connection.execute(_WAIT)
             if connection.execute(_CLOSE_TABLE, {"name": table.name}).scalar_one():
                 _require_empty(connection, taker, [table.name])
 
@@ -70,17 +73,40 @@ def open_shards(taker: Taker) -> None:
         )
 
 
-def drop_shard_barriers(taker: Taker) -> None:
+def drop_barriers(taker: Taker) -> None:
     """Drop the barriers of the shards' tables, one shard at a time."""
     for shard in taker.shards:
         with_locks(taker.side, "select shardids.drop_barriers(:shard)", {"shard": shard})
 
 
-def drop_barriers(taker: Taker, sides: Sides) -> None:
-    """Drop the barriers of the shards' tables, and those of reference tables."""
-    drop_shard_barriers(taker)
-    for table in sides.reference:
-        with_locks(taker.side, "select shardids.open_table(to_regclass(:name))", {"name": table.name})
+def open_references(taker: Taker, sides: Sides, on_wait: OnWait) -> None:
+    """Let clients write to the reference tables of a node. Idempotent.
+
+    Raises:
+        StatementFailed: a table stays locked; the message names by whom.
+    """
+    with taker.side.autocommit() as watching:
+        for table in sides.reference:
+            try:
+                with_locks(
+                    taker.side,
+                    "select shardids.open_table(to_regclass(:name))",
+                    {"name": table.name},
+                    on_wait=partial(_name_user, on_wait, watching, taker, table.name),
+                )
+            except StatementFailed as error:
+                if error.sqlstate not in LOCK_FAILURES:
+                    raise
+                node = f'node "{taker.side.name}"'
+                raise locked(error, node, taker.side.engine, names=[table.name], again=_AGAIN) from error
+
+
+_AGAIN = "shardids adopt run --resume"
+
+
+def _name_user(on_wait: OnWait, watching: Connection, taker: Taker, name: str, attempt: int) -> None:
+    who = named(holders_of_tables(watching, [name]))
+    on_wait(attempt, f'table {name} on node "{taker.side.name}" is in use by {who}')
 
 
 def stage(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> None:
@@ -88,7 +114,7 @@ def stage(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> None:
     for table in sides.split:
         definition = there[table.name]
         with taker.side.begin() as connection:
-            connection.execute(text("select set_config('lock_timeout', '10s', true)"))
+            connection.execute(_WAIT)
             if table.kind is Kind.DERIVED:
                 _add_routes(connection, taker, sides, definition)
             connection.execute(
@@ -111,6 +137,36 @@ def stage(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> None:
                     "names": [sides.in_shard(definition, shard) for shard in taker.shards],
                 },
             )
+            for shard in taker.shards:
+                connection.execute(
+                    text("select shardids.set_indexes_aside(cast(:part as regclass))"),
+                    {"part": sides.in_shard(definition, shard)},
+                )
+
+
+def make_indexes(taker: Taker) -> None:
+    """Make the indexes of the shards' tables that were dropped before the rows came. Idempotent.
+
+    Changes wait for each.
+    """
+    with taker.side.autocommit() as connection:
+        left = connection.execute(
+            text("select part::text, name::text from shardids.index_aside order by part, name")
+        )
+        indexes = left.all()
+    for index in indexes:
+        with taker.side.begin() as connection:
+            connection.execute(text("select set_config('statement_timeout', '0', true)"))
+            connection.execute(
+                text("select shardids.make_index(cast(:part as regclass), :name)"), index._asdict()
+            )
+
+
+def analyze(taker: Taker) -> None:
+    """Gather statistics on the rows of a node's shards."""
+    with taker.side.autocommit() as connection:
+        for shard in taker.shards:
+            connection.execute(text("select shardids.analyze(:shard)"), {"shard": shard})
 
 
 def _add_routes(connection: Connection, taker: Taker, sides: Sides, table: Definition) -> None:
@@ -158,27 +214,47 @@ def unstage(taker: Taker, sides: Sides) -> None:
 def give_back(taker: Taker, sides: Sides) -> None:
     """Remove the rows that have arrived, and let clients write again. Idempotent.
 
-    A shard that is fenced in its row was closed when its tables were empty; no client has written since.
+    A shard that is fenced in its row was closed when its tables were empty; no client has written since. None
+    opens before all rows are gone: what clients then write may refer to rows of reference tables.
     """
     bare = bare_names(sides)
     for shard in taker.shards:
         schema = schema_name(sides.cluster.schema_prefix, shard)
         names = ", ".join(quoted(schema, name) for name in bare)
         with taker.side.begin() as connection:
-            connection.execute(text("select set_config('lock_timeout', '10s', true)"))
-            state = connection.execute(_STATE, {"shard": shard}).scalar_one_or_none()
-            connection.execute(text("select shardids.drop_barriers(:shard)"), {"shard": shard})
-            if state == "fenced":
+            connection.execute(_WAIT)
+            if connection.execute(_STATE, {"shard": shard}).scalar_one_or_none() == "fenced":
+                # The barrier refuses TRUNCATE as well.
+                connection.execute(_DROP_BARRIERS, {"shard": shard})
                 connection.exec_driver_sql(f"truncate {names}", execution_options=AS_IS)
-            connection.execute(_ACTIVATE, {"shards": [shard]})
-    for table in sides.reference:
+                connection.execute(_MAKE_INDEXES, {"shard": shard})
+                connection.execute(text("select shardids.add_barriers(:shard)"), {"shard": shard})
+    _empty_references(taker, sides)
+    for shard in taker.shards:
         with taker.side.begin() as connection:
-            connection.execute(text("select set_config('lock_timeout', '10s', true)"))
-            if connection.execute(_OPEN_TABLE, {"name": table.name}).scalar_one():
-                connection.exec_driver_sql(
-                    f"delete from {table.name}",  # noqa: S608 -- quoted
-                    execution_options=AS_IS,
-                )
+            connection.execute(_WAIT)
+            connection.execute(_DROP_BARRIERS, {"shard": shard})
+            connection.execute(_ACTIVATE, {"shards": [shard]})
+
+
+def _empty_references(taker: Taker, sides: Sides) -> None:
+    """Delete the rows of the reference tables that are closed, and open them.
+
+    One statement, at whose end foreign keys are checked: the tables may refer to each other in any way.
+    """
+    with taker.side.begin() as connection:
+        connection.execute(_WAIT)
+        closed = [
+            table.name
+            for table in sides.reference
+            if connection.execute(_OPEN_TABLE, {"name": table.name}).scalar_one()
+        ]
+        if closed:
+            deletes = ", ".join(
+                f"d{number} as (delete from {name})"  # noqa: S608 -- quoted
+                for number, name in enumerate(closed)
+            )
+            connection.exec_driver_sql(f"with {deletes} select", execution_options=AS_IS)
 
 
 def bare_names(sides: Sides) -> list[str]:
@@ -187,6 +263,11 @@ def bare_names(sides: Sides) -> list[str]:
         return list(connection.scalars(_BARE, {"names": [table.name for table in sides.split]}))
 
 
+_WAIT = text("select set_config('lock_timeout', '10s', true)")
+_DROP_BARRIERS = text("select shardids.drop_barriers(:shard)")
+_MAKE_INDEXES = text("""
+    select shardids.make_index(a.part, a.name) from shardids.index_aside a
+    where a.part = any (shardids.tables_of(:shard))""")
 _STATE = text("select state from shardids.shard where id = :shard for update")
 _BARE = text("select (parse_ident(name))[2] from unnest(cast(:names as text[])) name")
 _ACTIVATE = text("""

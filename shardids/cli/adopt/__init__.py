@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,8 +116,8 @@ def plan(
         typer.Option(
             envvar="SHARDIDS_RELAY",
             metavar="RELAY",
-            help="The URL of a relay: an empty database of PostgreSQL 15 or later that gives rows their"
-            " shards where the source can't. It is written into the plan, without its password.",
+            help="The URL of the relay: an empty database of PostgreSQL 15 or later, which gives rows their"
+            " shards. It is written into the plan, without its password. adopt run takes it as well.",
         ),
     ] = None,
     reader_url: ReaderOption = None,
@@ -219,14 +221,18 @@ MaxWalOption = Annotated[
 ]
 RateOption = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="How much of the source a comparison reads in a second: 20MB."),
+    typer.Option(
+        metavar="SIZE",
+        help="How much of the source is read in a second, on average over each table that is copied or"
+        " portion that is compared: 20MB.",
+    ),
 ]
 MaxLatencyOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Let a comparison wait while the source takes longer for a statement that reads no table, or a"
-        " standby of it is further behind: 20ms.",
+        help="Before the next table or portion is read, wait while the source takes longer for a statement"
+        " that reads no table, or a standby of it is further behind: 20ms.",
     ),
 ]
 
@@ -268,9 +274,6 @@ def run(
     source: SourceOption = None,
     via: ViaOption = None,
     reader_url: ReaderOption = None,
-    direct: Annotated[
-        bool, typer.Option("--direct", help="Without the plan's relay: the nodes follow the source itself.")
-    ] = False,
     trust: TrustOption = None,
     max_wal: MaxWalOption = None,
     rate: RateOption = None,
@@ -279,12 +282,12 @@ def run(
     """Copy all rows into the shards, compare them, and let the nodes follow the source.
 
     Applications go on using the source. Everything is checked before anything is made. While it is stopped
-    the source keeps its log for the nodes: look at the room on its disk. With a relay it asks whether the
-    relay's disk has room.
+    the source keeps its log for the relay: look at the room on its disk. It asks whether the relay's disk has
+    the room for a copy of all rows.
     """
     from shardids.adopt import adoption
     from shardids.adopt.plan.document import read_plan
-    from shardids.cli.adopt.shown import print_check, print_done, relay_needs, shown
+    from shardids.cli.adopt.shown import print_check, print_done, print_relay_tables, relay_needs, shown
 
     limits = _limits(max_wal, rate, max_latency)
 
@@ -292,7 +295,7 @@ def run(
         raise BadArgument("--resume, --stop and --compare exclude each other")
     if resume or stop or compare:
         option = "--resume" if resume else "--stop" if stop else "--compare"
-        refuse(f"to {option}, which is for the adoption that is under way", direct=direct, trust=trust)
+        refuse(f"to {option}, which is for the adoption that is under way", trust=trust)
         if plan is not None:
             raise BadArgument(f"{option} goes on by the plan that the catalog has", hint=f"Leave {plan} out.")
     if stop:
@@ -331,16 +334,15 @@ def run(
             "which plan?", hint="shardids adopt run PLAN; to go on: shardids adopt run --resume"
         )
     wanted = read_plan(plan)
-    if direct:
-        via, wanted = None, replace(wanted, via=None)
     if run.dry:
         found = adoption.check(
             run.catalog, wanted, source=source, via=via, reader=reader_url, trusted=trust or ()
         )
         print_check(found, as_json=run.as_json)
         return
-    if via or wanted.via:
-        run.ask(f"{relay_needs(wanted)}. Has its disk the room?")
+    if not run.yes:
+        print_relay_tables(wanted.relay_bytes, to=err)
+    run.ask(f"{relay_needs(wanted.relay_bytes)}. Has its disk the room?")
     with shown() as show:
         done = adoption.run(
             run.catalog,
@@ -353,6 +355,13 @@ def run(
             on_event=show,
         )
     print_done(done, as_json=run.as_json)
+
+
+def _ask(run: Run, question: str, command: Callable[..., Result]) -> None:
+    """Ask before a command, once its dry run has found nothing that refuses it."""
+    if not (run.yes or run.dry):
+        command(dry_run=True)
+    run.ask(question)
 
 
 def _end(run: Run, done: Result, source: str | None, via: str | None) -> None:
@@ -377,9 +386,10 @@ def abort(run: Run, source: SourceOption = None, via: ViaOption = None) -> None:
     from shardids.adopt import adoption
     from shardids.cli.adopt.shown import shown
 
-    run.ask("Remove the rows that were copied into the shards?")
+    abort = partial(adoption.abort, run.catalog, source=source, via=via)
+    _ask(run, "Remove the rows that were copied into the shards?", abort)
     with shown() as show:
-        done = adoption.abort(run.catalog, source=source, via=via, on_event=show, dry_run=run.dry)
+        done = abort(on_event=show, dry_run=run.dry)
     _end(run, done, source, via)
 
 
@@ -404,17 +414,12 @@ def switch(
     from shardids.cli.adopt.shown import pause_seconds, print_changes, shown
 
     pause_s = pause_seconds(max_pause)
-    run.ask("Stop writes at the source?" if keep_back else "Stop writes at the source for good?")
+    switch = partial(
+        adoption.switch, run.catalog, source=source, via=via, max_pause_s=pause_s, keep_back=keep_back
+    )
+    _ask(run, "Stop writes at the source?" if keep_back else "Stop writes at the source for good?", switch)
     with shown() as show:
-        done = adoption.switch(
-            run.catalog,
-            source=source,
-            via=via,
-            max_pause_s=pause_s,
-            keep_back=keep_back,
-            on_event=show,
-            dry_run=run.dry,
-        )
+        done = switch(on_event=show, dry_run=run.dry)
     _end(run, done, source, via)
     if not (run.as_json or run.dry):
         print_changes(run.catalog, is_kept=done.outcome is None)
@@ -431,9 +436,10 @@ def back(run: Run, source: SourceOption = None, max_pause: MaxPauseOption = "2s"
     from shardids.cli.adopt.shown import pause_seconds, shown
 
     pause_s = pause_seconds(max_pause)
-    run.ask("Stop writes to the shards, and return to the source?")
+    back = partial(adoption.back, run.catalog, source=source, max_pause_s=pause_s)
+    _ask(run, "Stop writes to the shards, and return to the source?", back)
     with shown() as show:
-        done = adoption.back(run.catalog, source=source, max_pause_s=pause_s, on_event=show, dry_run=run.dry)
+        done = back(on_event=show, dry_run=run.dry)
     _end(run, done, source, None)
     if not (run.as_json or run.dry):
         out.print("The source takes writes. The shards refuse them, and keep their rows.")
@@ -447,9 +453,10 @@ def finish(run: Run, source: SourceOption = None) -> None:
     from shardids.adopt import adoption
     from shardids.cli.adopt.shown import shown
 
-    run.ask("Give up the way back to the source?")
+    finish = partial(adoption.finish, run.catalog, source=source)
+    _ask(run, "Give up the way back to the source?", finish)
     with shown() as show:
-        done = adoption.finish(run.catalog, source=source, on_event=show, dry_run=run.dry)
+        done = finish(on_event=show, dry_run=run.dry)
     _end(run, done, source, None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
@@ -23,10 +23,12 @@ from shardids.adopt.plan.document import Finding, Kind, Plan, Severity, TablePla
 from shardids.adopt.plan.planning import Forecast, Planned
 from shardids.adopt.run.comparing import Compared
 from shardids.adopt.run.following import Copying
+from shardids.adopt.run.slots import Slot
+from shardids.adopt.steps import UNFOLLOWED, is_at
 from shardids.catalog.rows import Catalog
-from shardids.cli.printing import bars, err, out, print_json
+from shardids.cli.printing import Stream, bars, err, out, print_json
 from shardids.errors import BadArgument
-from shardids.pg.notation import parse_duration_ms
+from shardids.pg.notation import counted, parse_duration_ms
 from shardids.pg.urls import shown_url
 from shardids.replication.steps import Event, Lagging, Noted, OnEvent, StepBegun, StepDone, Waiting
 
@@ -86,7 +88,9 @@ def _told(event: Event) -> tuple[str, float | None, float]:
         case Waiting():
             line = f"put off ({event.attempt}): {event.reason}"
         case Compared():
-            line = f"compare · {event.table}: {event.rows:,} rows are the same"
+            are = "row is" if event.rows == 1 else "rows are"
+            where = "" if event.copies == 1 else f" on each of {event.copies} nodes"
+            line = f"compare · {event.table}: {event.rows:,} {are} the same{where}"
         case Noted():
             line = f"note: {event.note}"
         case _:
@@ -101,14 +105,12 @@ _MOST_FINDINGS: Final = 3
 _STYLES: Final = {
     Severity.BLOCKS: "bold red",
     Severity.TO_CONFIRM: "bold yellow",
-    Severity.NEEDS_RELAY: "yellow",
     Severity.NOT_KEPT: "magenta",
     Severity.NOTE: "dim",
 }
 _HEADS: Final = {
     Severity.BLOCKS: "Blocks",
     Severity.TO_CONFIRM: "To confirm in the plan's file: guesses",
-    Severity.NEEDS_RELAY: "Needs a relay (--via): no publication of the source can do it",
     Severity.NOT_KEPT: "Not kept",
     Severity.NOTE: "To know",
 }
@@ -119,13 +121,11 @@ def plan_picture(planned: Planned) -> Group:
     plan = planned.plan
     parts: list[RenderableType] = [_tree(planned), *_others(plan), *_findings(plan.findings), Text("")]
     parts.append(_suggestion(planned.forecast))
-    if plan.via is not None:
-        parts.append(Text.assemble(("relay".ljust(15), "bold"), relay_needs(plan)))
+    parts.append(Text.assemble(("relay".ljust(15), "bold"), relay_needs(plan.relay_bytes)))
     blocking = [finding.severity for finding in plan.findings if plan.is_blocked_by(finding)]
     if blocking:
-        remedy = "name a relay (--via), or change that" if Severity.NEEDS_RELAY in blocking else "change that"
         what = "1 finding blocks" if len(blocking) == 1 else f"{len(blocking)} findings block"
-        said = f"\n{what} this plan: {remedy}, and plan again."
+        said = f"\n{what} this plan: change that, and plan again."
         parts.append(Text(said, "bold red"))
     return Group(*parts)
 
@@ -157,8 +157,12 @@ def _line(table: TablePlan) -> Text:
     return Text.assemble(
         (_shown(table.name), "bold"),
         (f"  {table.kind} by {_shown(by or '')}", "cyan"),
-        (f"  {table.rows:,} rows, {decimal(table.size_bytes)}", "dim"),
+        (_size(table), "dim"),
     )
+
+
+def _size(table: TablePlan) -> str:
+    return f"  {counted(table.rows, 'row')}, {decimal(table.size_bytes)}"
 
 
 def _others(plan: Plan) -> Iterator[RenderableType]:
@@ -166,8 +170,7 @@ def _others(plan: Plan) -> Iterator[RenderableType]:
         if tables := [table for table in plan.tables if table.kind is kind]:
             tree = Tree(Text(head, "bold"))
             for table in tables[:_MOST_TABLES]:
-                size = f"  {table.rows:,} rows, {decimal(table.size_bytes)}"
-                tree.add(Text.assemble(_shown(table.name), (size, "dim")))
+                tree.add(Text.assemble(_shown(table.name), (_size(table), "dim")))
             if len(tables) > _MOST_TABLES:
                 tree.add(Text(f"… and {len(tables) - _MOST_TABLES:,} more: see the file", "dim"))
             yield Text("")
@@ -240,21 +243,30 @@ def print_check(found: adoption.Check, *, as_json: bool) -> None:
         f" {found.reference} go to every node, {found.loose} stay at the source;"
         f" about {found.rows:,} rows, {decimal(found.size_bytes)}"
     )
-    if found.relay_bytes:
-        out.print(_relay_holds(found.relay_bytes))
+    out.print(relay_needs(found.relay_bytes))
+    print_relay_tables(found.relay_bytes, to=out)
     out.print("No obstacles found; nothing was changed")
 
 
-def relay_needs(plan: Plan) -> str:
-    """Return how much of its disk a plan's relay needs, in words."""
-    return _relay_holds(plan.copied_bytes)
+def relay_needs(size_bytes: Mapping[str, int]) -> str:
+    """Return how much of its disk the relay needs, in words; ``size_bytes``: of each table."""
+    return f"The relay holds a copy of all these rows, and needs up to {decimal(sum(size_bytes.values()))}"
 
 
-def _relay_holds(size_bytes: int) -> str:
-    return (
-        f"The relay would hold all of it, about {decimal(size_bytes)}, and for a"
-        " while twice as much of tables that find their key in others"
-    )
+def print_relay_tables(size_bytes: Mapping[str, int], *, to: Stream) -> None:
+    """Print how much of the relay's disk each table needs, the largest first."""
+    for name, size in sorted(size_bytes.items(), key=lambda one: -one[1])[:_MOST_TABLES]:
+        to.print(f"- {_shown(name)}: {decimal(size)}")
+
+
+_WORDS: Final[Mapping[tuple[str, object], str]] = {
+    ("compared", None): "never",
+    ("switched", None): "not yet",
+    ("", None): "not known",
+    ("", True): "yes",
+    ("", False): "no",
+}
+"""The words of a status for a value, of one name or of all."""
 
 
 def print_status(found: adoption.Status | None, *, as_json: bool) -> None:
@@ -275,9 +287,10 @@ def print_status(found: adoption.Status | None, *, as_json: bool) -> None:
         "switched": its.switched_at and its.switched_at.isoformat(timespec="seconds"),
         "source_takes_writes": None if found.is_source_closed is None else not found.is_source_closed,
         "source_problem": found.source_problem or None,
-        "lag_bytes": found.lag_bytes,
-        "relay": its.plan.via
-        and {
+        "lag_bytes": {node: slot and slot.lag_bytes for node, slot in found.nodes.items()},
+        "relay_keeps_bytes": {node: slot and slot.kept_bytes for node, slot in found.nodes.items()},
+        "back_kept_bytes": found.back_kept_bytes,
+        "relay": {
             "url": its.plan.via,
             "lag_bytes": found.relay and found.relay.lag_bytes,
             "slot": found.relay and found.relay.name,
@@ -289,34 +302,45 @@ def print_status(found: adoption.Status | None, *, as_json: bool) -> None:
         print_json(row | {"way_back": {node: asdict(one) for node, one in (found.way_back or {}).items()}})
         return
     for name, value in row.items():
-        if name not in {"lag_bytes", "relay", "source_problem"}:
-            out.print(f"{name.replace('_', ' ')}: {value}")
+        if name not in {"lag_bytes", "relay_keeps_bytes", "back_kept_bytes", "relay", "source_problem"}:
+            said = _WORDS.get((name, value), _WORDS.get(("", value), value))
+            out.print(f"{name.replace('_', ' ')}: {said}")
     if found.source_problem:
         err.print(f"The source does not answer: {found.source_problem}")
     if found.way_back is not None:
         _print_way_back(found.way_back, answers=not found.source_problem)
         return
-    _print_relay(found)
-    if found.source_problem and found.adoption.plan.via is None:
-        return
-    for node, lag in found.lag_bytes.items():
-        behind = (
-            "has no slot at the source, or one that was given up" if lag is None else f"{decimal(lag)} behind"
-        )
-        out.print(f"node {node}: {behind}")
+    is_switched = its.switched_at is not None
+    if not is_switched:
+        _print_followers(found)
+    for node, kept in found.back_kept_bytes.items():
+        out.print(f"node {node}: keeps {decimal(kept)} of its log for a way back that has not begun")
+    if found.back_kept_bytes:
+        ways = "run --resume" if is_switched else "switch, or shardids adopt abort"
+        err.print(f"A switch that was interrupted has left that: shardids adopt {ways}")
 
 
-def _print_relay(found: adoption.Status) -> None:
-    if found.adoption.plan.via is None:
-        return
+def _keeps(slot: Slot) -> str:
+    return f"keeps {decimal(slot.kept_bytes or 0)} of its log for it (slot {slot.kept_by or slot.name})"
+
+
+def _print_followers(found: adoption.Status) -> None:
     out.print(f"relay: {found.adoption.plan.via}")
-    if found.relay is not None:
+    if found.relay is not None and found.relay.lag_bytes is None:
+        err.print(f"The source has given slot {found.relay.name} of the relay up: shardids adopt abort")
+    elif found.relay is not None:
         out.print(
-            f"relay: {decimal(found.relay.lag_bytes or 0)} behind the source, which keeps"
-            f" {decimal(found.relay.kept_bytes or 0)} of its log for it (slot {found.relay.name})"
+            f"relay: {decimal(found.relay.lag_bytes or 0)} behind the source, which {_keeps(found.relay)}"
         )
     if found.relay_problem:
         err.print(f"The relay does not answer, and the source keeps its log meanwhile: {found.relay_problem}")
+    for node, slot in found.nodes.items():
+        behind = "has no slot on the relay, or one that was given up"
+        if slot is not None and slot.lag_bytes is not None:
+            behind = f"{decimal(slot.lag_bytes)} behind the relay, which {_keeps(slot)}"
+        elif is_at(found.adoption.step, UNFOLLOWED):
+            behind = f"does not follow yet: the adoption is at step {found.adoption.step}"
+        out.print(f"node {node}: {behind}")
 
 
 def _print_way_back(states: dict[str, NodeBack], *, answers: bool) -> None:
