@@ -99,16 +99,36 @@ class PageQuery(Generic[Statement]):
         )
 
     def page(self, rows: Iterable[Row]) -> Page[Row]:
-        """Return the page that the rows of :attr:`statement` make."""
+        """Return the page that the rows of :attr:`statement` make.
+
+        Raises:
+            BadArgument: a row does not have the column, or the page ends between rows that have the same ID.
+        """
         found = list(islice(rows, self._limit + 1))
         goes_on = len(found) > self._limit
         items = found[: self._limit]
+        last = [self._id_of(row) for row in found[-2:]]
+        if goes_on and last[0] == last[1]:
+            raise BadArgument(
+                f"{self._key} {last[0]} is several rows of the list, and the page ends between them",
+                hint="Select one row per ID, as select() of its model, and load what belongs to it with"
+                " selectinload(); or sort by the ID of the joined rows.",
+            )
         follows, precedes = goes_on, bool(items) and not self._is_first
         if self._is_backwards:
             items.reverse()
             follows, precedes = precedes, goes_on
         return Page(
             items=items,
-            after=getattr(items[-1], self._key) if follows else None,
-            before=getattr(items[0], self._key) if precedes else None,
+            after=self._id_of(items[-1]) if follows else None,
+            before=self._id_of(items[0]) if precedes else None,
         )
+
+    def _id_of(self, row: Row) -> Any:
+        try:
+            return getattr(row, self._key)
+        except AttributeError:
+            raise BadArgument(
+                f"a row of the list has no {self._key}",
+                hint="Select the model; or, among others, the column that sorts the list.",
+            ) from None

@@ -155,6 +155,22 @@ def test_rows_of_columns_and_conditions_of_the_statement(cluster: Cluster) -> No
     assert numbers(cluster, columns, Photo.key, after=start - 1)[0] == times.index(times[10])
 
 
+def test_rows_that_do_not_make_pages_are_refused(cluster: Cluster) -> None:
+    other = aliased(Photo)
+    with cluster.session(shard=1) as session:
+        joined = select(Photo.key, other.key.label("other")).join(other, other.number < 3)
+        query = PageQuery(joined, Photo.key, limit=3)
+        assert len(query.page(session.execute(query.statement)).items) == 3
+        for limit, before in ((4, None), (4, 1 << 62)):
+            query = PageQuery(joined, Photo.key, limit=limit, before=before)
+            with pytest.raises(BadArgument, match="is several rows of the list, and the page ends between"):
+                query.page(session.execute(query.statement))
+        numbers = PageQuery(select(Photo.number), Photo.key, limit=3)
+        with pytest.raises(BadArgument, match="a row of the list has no key") as caught:
+            numbers.page(session.execute(numbers.statement))
+        assert "among others, the column" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

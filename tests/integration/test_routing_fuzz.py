@@ -52,6 +52,7 @@ from sqlalchemy.orm import (
     Mapped,
     Session,
     aliased,
+    column_property,
     joinedload,
     lazyload,
     mapped_column,
@@ -112,6 +113,14 @@ class Photo(Base):
     likes: Mapped[int | None]
     title: Mapped[str | None]
     user: Mapped[User] = relationship(back_populates="photos")
+
+
+# Computed over users of all shards, also when it is loaded later, and alone.
+_ALIKE = aliased(User)
+User.alike = column_property(  # type: ignore[attr-defined]  # a column more
+    select(func.count(_ALIKE.id)).where(_ALIKE.age == User.age).correlate_except(_ALIKE).scalar_subquery(),
+    deferred=True,
+)
 
 
 @dataclass(frozen=True)
@@ -176,7 +185,10 @@ def _photo(draw: random.Random, user: int) -> Photo:
 def _copy(cluster: Cluster, plain: Engine, countries: list[dict[str, Any]]) -> None:
     tables = [table for table in Base.metadata.sorted_tables if table.name != "countries"]
     with plain.begin() as there:
-        there.execute(text("create function next_id() returns bigint language sql as 'select 0::bigint'"))
+        there.execute(text("create sequence ids"))
+        there.execute(
+            text("create function next_id() returns bigint language sql as 'select nextval(''ids'')'")
+        )
         Base.metadata.create_all(there, checkfirst=False)
         there.execute(insert(Country), countries)
         there.execute(text("set session_replication_role = replica"))
@@ -415,6 +427,25 @@ class Maker:
         made = self.pick(select(User.id), update(User).values(age=9), select(func.count(User.id)))
         return made.where(where), values
 
+    def copied(self) -> Any:
+        """An INSERT … SELECT of photos."""
+        grouped = select(Photo.user_id, func.max(Photo.likes)).group_by(Photo.user_id).order_by(Photo.user_id)
+        rows = self.pick(select(User.id, User.age).order_by(User.id), grouped)
+        if self.chance(30):
+            rows = rows.where(self.in_one_shard("u" if rows is not grouped else "p"))
+        if self.chance(40):
+            rows = self.pick(rows.limit(2), rows.offset(2), rows.fetch(2))
+        return insert(Photo).from_select(["user_id", "likes"], rows)
+
+    def assigned(self) -> tuple[int, Any]:
+        """A user, and a value for it, mostly a SELECT's."""
+        inner = self.pick("v", "q", "c")
+        found = select(self.pick(func.count, func.max, func.min)(self.number([inner])))
+        value = found.where(self.comparison([inner], [inner])).scalar_subquery()
+        id_ = self.pick(*self.ids)
+        own = select(func.count(Photo.id)).where(Photo.user_id == id_).scalar_subquery()
+        return id_, self.pick(value, func.coalesce(value, 1) % 100, own, User.age + 1)
+
     def failing(self) -> Any:
         """A change that fails in some shard, mostly."""
         return update(User).values(age=100 / (User.age - self.pick(1, 2, 3, 50)))
@@ -432,8 +463,10 @@ class Maker:
             made = [self.aggregate(names) for _ in range(self.data.draw(st.integers(1, 3)))]
             return select(*[one.label(f"a{n}") for n, one in enumerate(made)])
         if kind == "grouped":
-            key = self.number(names)
-            return select(key.label("k"), self.aggregate(names).label("a")).group_by(key)
+            key, made = self.number(names), self.aggregate(names)
+            if self.chance(15):
+                made = self.pick(func.sum(func.count()), func.row_number()).over(order_by=key)
+            return select(key.label("k"), made.label("a")).group_by(key)
         if kind == "window":
             over = {"partition_by": self.number(names)} if self.chance(80) else {}
             return select(func.sum(self.number(names)).over(**over).label("w"))
@@ -494,10 +527,24 @@ def loaded(session: Session, statement: Any, _ordered: bool, _values: Any) -> An
         if isinstance(one, User):
             inviter = None if one.invited_by is None else one.invited_by.id
             photos = [(photo.id, photo.title) for photo in one.photos]
-            found.append((one.id, one.age, one.nick, inviter, photos, *rest))
+            alike = None if found else one.alike  # type: ignore[attr-defined]  # a column more
+            found.append((one.id, one.age, one.nick, inviter, photos, alike, *rest))
         else:
             found.append((one.id, one.likes, one.user.id, one.user.name, *rest))
     return found
+
+
+def copied(session: Session, statement: Any, ordered: bool, copy: Any) -> Any:
+    """The rows that are there after an INSERT … SELECT."""
+    session.execute(copy)
+    return answer(session, statement, ordered)
+
+
+def flushed(session: Session, statement: Any, ordered: bool, given: Any) -> Any:
+    """The rows that are there after a flush of a value."""
+    session.get_one(User, given[0]).age = given[1]
+    session.flush()
+    return answer(session, statement, ordered)
 
 
 OUTCOMES: Counter[str] = Counter()
@@ -510,7 +557,7 @@ def compare(pair: Pair, data: Any) -> None:  # noqa: PLR0912 -- one kind of stat
     """Draws one statement, and notes how it was answered."""
     make = Maker(data, pair.ids)
     what = make.pick(
-        *["select"] * 7, *["change"] * 3, *["objects"] * 3, *["locked"] * 2, "reused", "failing", "written"
+        *["select"] * 7, *["change"] * 3, *["objects"] * 3, *["locked"] * 2, "reused", "failing", *WRITES
     )
     ordered, answer_of, values = False, outcome, None
     if what in ("select", "written"):
@@ -523,6 +570,10 @@ def compare(pair: Pair, data: Any) -> None:  # noqa: PLR0912 -- one kind of stat
         statement, values = make.reused()
     elif what == "failing":
         statement = make.failing()
+    elif what == "copied":
+        statement, answer_of, values = select(Photo.user_id, Photo.likes), copied, make.copied()
+    elif what == "flushed":
+        statement, answer_of, values = select(User.id, User.age), flushed, make.assigned()
     else:
         statement, answer_of = make.objects(), loaded
     written = make.change() if what == "written" else None
@@ -565,13 +616,14 @@ def compare(pair: Pair, data: Any) -> None:  # noqa: PLR0912 -- one kind of stat
 def _note_refused(what: str, failed: bool, error: BadArgument) -> None:
     if failed:
         OUTCOMES["failed"] += 1
-    elif what == "written":
-        OUTCOMES["refused after a write"] += 1
+    elif what in WRITES:
+        OUTCOMES["refused writes, or after one"] += 1
     else:
         OUTCOMES["refused"] += 1
         REASONS[error.message.split("; and ")[-1][:80]] += 1
 
 
+WRITES = "written", "copied", "flushed"
 REASONS: Counter[str] = Counter()
 
 

@@ -23,10 +23,12 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, joinedload, mapped_column, relationship
 from sqlalchemy.schema import ForeignKey
 
 from shardids import Cluster, primary_key, sharding_key
+from shardids.errors import BadArgument, WrongShard
 from shardids.tables import views
 from tests.conftest import BlankDatabases, found_cluster
 from tests.support.clusters import catalog_at
@@ -59,6 +61,16 @@ class Step(Base):
 
     id: Mapped[int] = primary_key()
     job_id: Mapped[int] = mapped_column(ForeignKey(Job.id))
+
+
+class Note(Base):
+    """A row with a key of its own, which has a default."""
+
+    __tablename__ = "notes"
+
+    id: Mapped[int] = primary_key()
+    job_id: Mapped[int] = mapped_column(ForeignKey(Job.id))
+    token: Mapped[str] = sharding_key(default="none")
 
 
 COUNT = 30
@@ -219,3 +231,59 @@ def test_many_rows_by_key_are_one_statement_per_node(cluster: Cluster) -> None:
         session.execute(delete(Step).where(Step.job_id.in_(ids)))
         session.execute(insert(Step), [{"job_id": id_} for id_ in ids])
         assert session.scalar(select(func.count()).select_from(Step)) == COUNT
+
+
+def written(id_: int, slug: Any) -> dict[str, Any]:
+    """Returns the values of a row with an ID of one shard, whatever shard its key names."""
+    numbers = dict.fromkeys(("due", "weight", "part", "debt"), 0)
+    return {"id": id_, "slug": slug, "backup": "", "code": "", "day": date(2020, 1, 1), **numbers}
+
+
+def test_a_key_that_sql_computes_does_not_come_to_a_shard_where_nobody_looks_for_it(cluster: Cluster) -> None:
+    with cluster.sharded_session() as session:
+        job = session.scalars(select(Job).order_by(Job.id).limit(1)).one()
+        low, computed = job.id + 1, func.lower("ELSEWHERE")
+        writes: list[Any] = [
+            lambda: session.execute(insert(Job).values(written(low, computed))),
+            lambda: session.execute(insert(Job.__table__).values(written(low, computed))),
+            lambda: session.flush(session.add(Job(**written(low, computed)))),  # type: ignore[func-returns-value]  # None
+            lambda: session.flush(setattr(session.get(Job, job.id), "slug", computed)),  # type: ignore[func-returns-value]  # None
+            lambda: session.bulk_save_objects([Job(**written(low, computed))]),
+        ]
+        for write in writes:
+            with pytest.raises(BadArgument, match=r"the sharding key slug of .* is an SQL expression"):
+                write()
+            session.rollback()
+        # Where the shard is named nothing is checked.
+        beside = {"shard_id": cluster.shard_of(low)}
+        session.execute(insert(Job).values(written(low, computed)), bind_arguments=beside)
+        session.rollback()
+
+
+def test_a_conflict_leaves_a_key_to_its_shard(cluster: Cluster) -> None:
+    with cluster.sharded_session() as session:
+        job = session.scalars(select(Job).order_by(Job.id).limit(1)).one()
+        here = cluster.shard_of(job.id)
+        slugs = [f"other {n}" for n in range(99)]
+        there = next(slug for slug in slugs if cluster.shard_for(slug) != here)
+        near = next(slug for slug in slugs if cluster.shard_for(slug) == here)
+        given = postgresql.insert(Job).values(written(job.id, near))
+        for right in (given.excluded.slug, near, Job.slug, job.slug):
+            session.execute(given.on_conflict_do_update(index_elements=[Job.id], set_={"slug": right}))
+        for wrong, error in (
+            (there, WrongShard),
+            (func.lower(near), BadArgument),
+            (given.excluded.backup, BadArgument),
+            (bindparam("named", near), BadArgument),
+        ):
+            with pytest.raises(error, match="slug"):
+                session.execute(given.on_conflict_do_update(index_elements=[Job.id], set_={"slug": wrong}))
+        session.rollback()
+
+
+def test_selected_rows_do_not_all_get_one_key(cluster: Cluster) -> None:
+    with (
+        cluster.sharded_session() as session,
+        pytest.raises(BadArgument, match="would give one token to the rows of all shards"),
+    ):
+        session.execute(insert(Note).from_select(["job_id"], select(Job.id)))

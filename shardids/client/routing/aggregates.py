@@ -7,13 +7,17 @@ is one row, and only numbers that Python adds and compares exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from decimal import Context, localcontext
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal, localcontext
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
+    CHAR,
     BigInteger,
     BindParameter,
+    Column,
     Enum,
     Integer,
     Numeric,
@@ -24,6 +28,7 @@ from sqlalchemy import (
     func,
     select,
 )
+from sqlalchemy.dialects.postgresql import CITEXT
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import FunctionFilter, UnaryExpression
@@ -39,17 +44,22 @@ from shardids.client.routing.sent import (
     KindOf,
     as_sent,
     clauses_of,
+    compiles_itself,
     is_native_enum,
+    own_name,
     plain,
 )
+from shardids.errors import CannotCombine
+from shardids.models.types import innermost
 
 NODE_COLUMN: Final = "shardids_node"
 """The column that names a row's node: the tables in schema ``shardids_nodes`` are partitioned by it."""
 
-BYTE_ORDER: Final = ("C", "POSIX", "ucs_basic")
+_BYTE_ORDER: Final = ("C", "POSIX", "ucs_basic")
 """Collations that sort text by its code points, as Python does."""
 
 _EXACT: Final = Context(prec=1000, traps=[])
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Fold = Callable[[list[Any]], Any]
 """Makes one value of those of all shards; NULLs are left out, and of none it makes NULL."""
@@ -75,7 +85,7 @@ def parts_of(aggregate: Any) -> Parts | None:  # noqa: PLR0911 -- one per aggreg
     if not isinstance(function, FunctionElement):
         return None
     arguments = list(function.clauses)
-    name, type_ = _name(function), getattr(arguments[0], "type", None) if arguments else None
+    name, type_ = own_name(function), getattr(arguments[0], "type", None) if arguments else None
     if any(getattr(one, "operator", None) is operators.distinct_op for one in arguments):
         # Equal values that tell the shard are all in one.
         if name == "count" and len(arguments) == 1 and _tells_shard(arguments[0].element):
@@ -83,20 +93,22 @@ def parts_of(aggregate: Any) -> Parts | None:  # noqa: PLR0911 -- one per aggreg
         return None
     is_small = isinstance(type_, Integer | SmallInteger) and not isinstance(type_, BigInteger)
     is_exact = isinstance(type_, Integer) or (isinstance(type_, Numeric) and not isinstance(type_, Float))
-    if name == "count":
+    if name == "count" and len(arguments) <= 1:
         return Parts([aggregate], _total, sum)
     if name in ("min", "max") and len(arguments) == 1:
-        compares = isinstance(type_, Integer | Date | DateTime) or (
-            isinstance(type_, String) and not isinstance(type_, Enum) and type_.collation in BYTE_ORDER
-        )
-        return Parts([aggregate], getattr(func, name), {"min": min, "max": max}[name] if compares else None)
-    if name == "sum" and is_exact:
+        fold: Fold | None = {"min": min, "max": max}[name]
+        if isinstance(type_, Integer | Date | DateTime):
+            fold = partial({"min": min, "max": max}[name], key=_compared)
+        elif not in_byte_order(arguments[0]):
+            fold = None
+        return Parts([aggregate], getattr(func, name), fold)
+    if name == "sum" and is_exact and len(arguments) == 1:
         # The sum of integers is a bigint, and the sum of those a numeric.
         def total(part: Any) -> Any:
             return cast(func.sum(part), BigInteger) if is_small else func.sum(part)
 
         return Parts([aggregate], total, _added if isinstance(type_, Integer) else None)
-    if name == "avg" and is_exact:
+    if name == "avg" and is_exact and len(arguments) == 1:
         both: list[Any] = [func.sum(arguments[0]), func.count(arguments[0])]
         if isinstance(aggregate, FunctionFilter):
             criterion: Any = aggregate.criterion
@@ -105,7 +117,45 @@ def parts_of(aggregate: Any) -> Parts | None:  # noqa: PLR0911 -- one per aggreg
     return None
 
 
+def in_byte_order(expression: Any) -> bool:
+    """Return whether an expression is text that PostgreSQL compares by its code points, as Python does.
+
+    Other collations, and enums, have other orders. Whatever its collation is, CHAR is compared
+    without its last spaces, and CITEXT in lower case.
+    """
+    type_ = innermost(expression.type)
+    if not isinstance(type_, String) or isinstance(type_, Enum | CHAR | CITEXT):
+        return False
+    if getattr(expression, "operator", None) is operators.collate:
+        return str(expression.right.collation) in _BYTE_ORDER
+    return isinstance(expression, Column) and type_.collation in _BYTE_ORDER
+
+
+def _compared(value: Any) -> Any:
+    """Return what Python compares as PostgreSQL compares a value of a number, a date or a moment."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        # Python compares moments of one zone by the clock on the wall, which shows an hour of autumn twice.
+        return value - _EPOCH
+    _require(value, int | float | Decimal | date)
+    return value
+
+
+def _require(value: Any, kinds: Any) -> None:
+    """Refuse a value of another type than the application has declared, and NaN.
+
+    Raises:
+        CannotCombine: it is one.
+    """
+    if not isinstance(value, kinds) or value != value:  # noqa: PLR0124  -- NaN
+        raise CannotCombine(
+            f"an aggregate over several shards is {value!r}, which is not of the type of its argument",
+            hint="Declare the type that it has in the database.",
+        )
+
+
 def _added(values: list[Any]) -> Any:
+    for value in values:
+        _require(value, int | float | Decimal)
     # The sums of bigints are numerics, of more digits than Python's decimals keep by default.
     with localcontext(_EXACT):
         return sum(values[1:], values[0])
@@ -120,10 +170,6 @@ def _average(total: Any, number: Any) -> Any:
     return cast(func.sum(total), Numeric).op("/")(cast(func.nullif(func.sum(number), 0), Numeric))
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "name", "")).lower()
-
-
 def _tells_shard(element: Any) -> bool:
     bases = list(plain(element).base_columns)
     return len(bases) == 1 and how_it_tells(bases[0]) is not None
@@ -136,8 +182,18 @@ def folds_of(statement: Any) -> tuple[Fold, ...]:
     """Return how the columns of a SELECT of aggregates only fold; empty if they don't."""
     if not isinstance(statement, Select) or clauses_of(statement).group_by or clauses_of(statement).distinct:
         return ()
-    folds = [fold_of(one) for one in statement.inner_columns]
-    return () if None in folds else tuple(fold for fold in folds if fold is not None)
+    columns = list(statement.inner_columns)
+    folds = [fold_of(one) for one in columns]
+    if None in folds or _are_rows(statement, columns):
+        return ()
+    return tuple(fold for fold in folds if fold is not None)
+
+
+def _are_rows(statement: Any, columns: Iterable[Any]) -> bool:
+    """Return whether columns that fold are computed for each row: EXISTS makes no aggregate of them."""
+    if any(_found(one)[0] is None for one in columns):
+        return False
+    return statement.whereclause is not None or bool(statement.get_final_froms())
 
 
 def fold_of(column: Any) -> Fold | None:
@@ -178,13 +234,19 @@ def _found(element: Any) -> tuple[Any, bool]:
 def _without_zero(column: Any) -> Any:
     """Return the argument of ``coalesce(…, 0)`` of a column: for a sum and a count, 0 and none are alike."""
     element = plain(column)
-    if not (isinstance(element, FunctionElement) and _name(element) == "coalesce"):
+    if not (isinstance(element, FunctionElement) and own_name(element) == "coalesce"):
         return element
     parts = list(element.clauses)
     inside = plain(parts[0])
-    adds = _name(inside.func if isinstance(inside, FunctionFilter) else inside) in ("sum", "count")
-    is_zero = len(parts) == 2 and isinstance(parts[1], BindParameter) and parts[1].effective_value == 0
-    return inside if adds and is_zero else element
+    made = inside.func if isinstance(inside, FunctionFilter) else inside
+    adds = isinstance(made, FunctionElement) and own_name(made) in ("sum", "count")
+    return inside if adds and len(parts) == 2 and _is_zero(parts[1]) else element
+
+
+def _is_zero(element: Any) -> bool:
+    # A parameter with a name of its own, or a callable, may have another value when the statement is sent.
+    is_literal = isinstance(element, BindParameter) and element.unique and element.callable is None
+    return is_literal and type(element.value) is int and element.value == 0
 
 
 # On the query node.
@@ -215,11 +277,13 @@ def in_two_steps(statement: Any, dialect: Dialect, kind_of: KindOf) -> Select[An
 
 
 def _is_known(element: Any, kind_of: KindOf) -> bool:
-    if is_native_enum(getattr(element, "type", None)):
-        # Its name would be looked up beside the tables.
+    if compiles_itself(element) or is_native_enum(getattr(element, "type", None)):
+        # The latter's name would be looked up beside the tables.
         return False
     if isinstance(element, FunctionElement):
-        return kind_of(_name(element)) in (Kind.SCALAR, Kind.AGGREGATE)
+        # What these two are in GROUP BY, whatever functions have their names.
+        is_grouping = own_name(element) in ("cube", "rollup")
+        return not is_grouping and kind_of(element) in (Kind.SCALAR, Kind.AGGREGATE)
     if element.__visit_name__ == "column":
         return getattr(element, "table", None) is not None or element.name == "*"
     return element.__visit_name__ in ELEMENTS or element.__visit_name__ == "funcfilter"
@@ -279,7 +343,7 @@ class _Steps:
 
     def _is_aggregate(self, element: Any) -> bool:
         function = element.func if isinstance(element, FunctionFilter) else element
-        return isinstance(function, FunctionElement) and self._kind_of(_name(function)) is Kind.AGGREGATE
+        return isinstance(function, FunctionElement) and self._kind_of(function) is Kind.AGGREGATE
 
     def _is_key(self, element: Any) -> int | None:
         keys = enumerate(self._clauses.group_by)

@@ -16,10 +16,13 @@ from sqlalchemy import (
     ClauseElement,
     ColumnElement,
     Insert,
+    Join,
+    SelectBase,
     Update,
     UpdateBase,
     inspect,
 )
+from sqlalchemy.dialects.postgresql.dml import OnConflictDoUpdate
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapper
 from sqlalchemy.sql import operators, visitors
@@ -33,6 +36,7 @@ from shardids.client.routing.models import (
     claimed_value,
     facts_of,
     how_it_tells,
+    is_sharding_key,
     mapper_written,
 )
 from shardids.client.routing.sent import assigned, part_of
@@ -86,13 +90,17 @@ class Reading:
     """The structure of a statement, apart from its values.
 
     Attributes:
-        shards: returns the shards that the WHERE clause names, given the values of one execution; ``None`` if
-            it names none, whatever its values are.
+        shards: returns the shards that the WHERE clause names, given the values of one execution, or that of
+            a subquery in FROM; ``None`` if it names none, whatever its values are.
+        mentioned: the same of every criterion anywhere in it, and of each alternative.
         name: the model or table that is written, for messages.
         telling: of an INSERT or UPDATE: how values of a row determine its shard, by attribute and column.
         written: of those, the ones that the statement sets itself, by the number of their literal.
+        keys: the sharding keys of its rows themselves, by attribute and column.
+        computed: one of those that an INSERT sets to an SQL expression; empty if it sets none.
         mappers: the classes that it is of.
         inner_lookup: a look-up key that an INSERT or UPDATE within the statement writes.
+        selects: whether an INSERT may have a SELECT in a value or in RETURNING.
         of_references: whether it reads reference tables only; ``None`` if this was not checked.
         stays: whether it was found to read one shard when its criteria name one, with old IDs or without.
         is_fixed: whether only its LIMIT and OFFSET differ from execution to execution.
@@ -100,11 +108,15 @@ class Reading:
     """
 
     shards: Callable[[Read], Choice] | None
+    mentioned: Sequence[Callable[[Read], Choice]] = ()
     name: str = ""
     telling: Mapping[str, Tells] = field(default_factory=dict)
     written: Mapping[str, int] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
+    computed: str = ""
     mappers: Sequence[Mapper[Any]] = ()
     inner_lookup: Lookup | None = None
+    selects: bool = False
     of_references: bool | None = None
     stays: set[bool] = field(default_factory=set)
     is_fixed: bool = False
@@ -160,6 +172,10 @@ class Read:
             UnsupportedKey: a sharding key that has no hash.
         """
         return Named(None if self.reading.shards is None else self.reading.shards(self), self._lists, self)
+
+    def mentioned(self) -> frozenset[int]:
+        """Return the shards that its criteria name, also within subqueries. Raises as named()."""
+        return frozenset[int]().union(*(read(self) or () for read in self.reading.mentioned))
 
     def in_one_shard(self, dialect: Callable[[], Dialect]) -> None:
         """Refuse a statement whose criteria name one shard, but which also reads rows of others.
@@ -237,6 +253,7 @@ class Read:
 
 
 _Told = Callable[[Read], Choice]
+_Unite = Callable[[list[_Told | None]], _Told | None]
 
 
 class _Reader:
@@ -255,9 +272,15 @@ class _Reader:
         self._reused = {key for key, count in places.items() if count > 1}
 
     def reading(self) -> Reading:
-        where = getattr(self._statement, "whereclause", None)
-        reading = Reading(shards=None if where is None else self._read(where))
-        inside = (one for one in _within(self._statement) if isinstance(one, Insert | Update))
+        parts = list(_within(self._statement))
+        reading = Reading(shards=self._rows_of(self._statement))
+        reading.mentioned = [
+            read
+            for one in dict.fromkeys(_criteria(parts))
+            if (read := self._read(one, united=_mentioned)) is not None
+        ]
+        reading.selects = any(isinstance(one, SelectBase | OnConflictDoUpdate) for one in parts)
+        inside = (one for one in parts if isinstance(one, Insert | Update))
         lookups = (lookup for one in inside if one is not self._statement for lookup in lookups_of(one.table))
         reading.inner_lookup = next(lookups, None)
         columns = getattr(self._statement, "column_descriptions", ())
@@ -270,13 +293,19 @@ class _Reader:
         if isinstance(self._statement, Insert | Update):
             table, mapper = self._statement.table, mapper_written(self._statement)
             telling = {column.key: how_it_tells(column) for column in table.columns}
+            keys = {column.key for column in table.columns if is_sharding_key(column)}
             reading.name = str(getattr(table, "name", table))
             if mapper is not None:
                 telling |= dict(facts_of(mapper).telling)
+                keys.add(facts_of(mapper).key or "")
                 reading.name = facts_of(mapper).name
             reading.telling = {key: tells for key, tells in telling.items() if tells is not None}
-            sets = ((str(key), self._slot(value)) for key, value in assigned(self._statement).items())
-            reading.written = {key: slot for key, slot in sets if key in reading.telling and slot is not None}
+            reading.keys = frozenset(keys)
+            sets = {key: self._slot(value) for key, value in assigned(self._statement).items()}
+            reading.written = {
+                key: slot for key, slot in sets.items() if key in reading.telling and slot is not None
+            }
+            reading.computed = next((key for key in sets if key in keys and sets[key] is None), "")
         return reading
 
     def _slot(self, element: object) -> int | None:
@@ -290,19 +319,31 @@ class _Reader:
             self.binds.append(element)
         return self._slots[id(element)]
 
-    def _read(self, element: object) -> _Told | None:
+    def _rows_of(self, select: Any) -> _Told | None:
+        """Read the criteria that each row of a statement fulfils, also within a subquery in FROM."""
+        reads = [self._read(getattr(select, "whereclause", None))]
+        sources = [*(part_of(select, "from_obj") or ()), *getattr(select, "columns_clause_froms", ())]
+        joins = part_of(select, "setup_joins") or ()
+        # The condition of an outer join discards no row of its other side.
+        is_inner = not any(flags["isouter"] or flags["full"] for *_, flags in joins)
+        if is_inner and not any(isinstance(one, Join) for one in sources):
+            reads += [self._rows_of(one.element) for one in sources if isinstance(one, AliasedReturnsRows)]
+        return _common(reads)
+
+    def _read(self, element: object, united: _Unite | None = None) -> _Told | None:
+        unite = united or _united
         read: _Told | None = None
         match element:
             case False_():
                 read = _never
             case UnaryExpression() if element.operator is operators.is_true:
-                read = self._read(element.element)
+                read = self._read(element.element, united)
             case Grouping():
-                read = self._read(element.element)
+                read = self._read(element.element, united)
             case BooleanClauseList() if element.operator is operators.and_:
-                read = _common(map(self._read, element.clauses))
+                read = _common(self._read(one, united) for one in element.clauses)
             case BooleanClauseList() if element.operator is operators.or_:
-                read = _united(list(map(self._read, element.clauses)))
+                read = unite([self._read(one, united) for one in element.clauses])
             case BinaryExpression() if element.operator is operators.in_op:
                 read = self._compared(element.left, element.right, is_list=True)
             case BinaryExpression() if element.operator is operators.eq:
@@ -344,6 +385,14 @@ def _within(statement: Any) -> Iterator[Any]:
                 todo.append(source)
 
 
+def _criteria(parts: Iterable[Any]) -> Iterator[Any]:
+    """Yield the conditions of all statements and joins among the parts of one."""
+    for part in parts:
+        yield from (getattr(part, "whereclause", None), getattr(part, "onclause", None))
+        yield from part_of(part, "having_criteria") or ()
+        yield from (on for _, on, *_ in part_of(part, "setup_joins") or ())
+
+
 def _base(element: Any) -> Any:
     """Return the table's column that an expression is; ``None`` if it is of none or of several."""
     bases = list(getattr(element, "base_columns", ()))
@@ -367,9 +416,13 @@ def _common(reads: Iterable[_Told | None]) -> _Told | None:
     return read
 
 
-def _united(reads: Iterable[_Told | None]) -> _Told | None:
+def _mentioned(reads: list[_Told | None]) -> _Told | None:
+    """Return the function for the shards that some conditions name, whatever the others are."""
+    return _united([read for read in reads if read is not None] or [None])
+
+
+def _united(known: list[_Told | None]) -> _Told | None:
     """Return the function for the shards that any condition names; ``None`` if one names none."""
-    known = list(reads)
     if None in known:
         return None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial, total_ordering
+from functools import cache, lru_cache, partial
 from heapq import merge
 from itertools import chain, count, islice, takewhile
 from typing import Any, Final, NamedTuple, TypeVar
@@ -21,42 +21,23 @@ from typing import Any, Final, NamedTuple, TypeVar
 import psycopg
 from sqlalchemy import (
     ARRAY,
-    CHAR,
     BindParameter,
-    Boolean,
-    Column,
-    ColumnElement,
     Connection,
-    Date,
-    DateTime,
     Engine,
-    Enum,
-    Float,
     Integer,
-    Interval,
-    LargeBinary,
-    Numeric,
     Select,
-    String,
-    TextClause,
-    Time,
     TypeDecorator,
     bindparam,
     event,
-    extract,
-    type_coerce,
 )
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.selectable import ScalarSelect
-from sqlalchemy.types import NullType, Uuid
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from shardids.client.routing.aggregates import BYTE_ORDER, Fold, folds_of
+from shardids.client.routing.aggregates import Fold, folds_of
+from shardids.client.routing.orders import OrderKey, Row, in_order, order_keys, ranks, require_selected
 from shardids.client.routing.sent import clauses_of, is_native_enum
 from shardids.errors import CannotCombine
-from shardids.models.types import innermost
 
 T = TypeVar("T")
 
@@ -68,9 +49,6 @@ ANY_SHARD = "shardids_any_shard"
 _PARAMETER = re.compile(r"%%|%\(([^)]+)\)s")
 """A parameter, its name the group, or a percent sign that stands for itself."""
 _MOST_THREADS = 32
-
-Row = Sequence[Any]
-"""A row as the driver gives it."""
 
 
 class Capture:
@@ -188,94 +166,6 @@ def heed_stand_ins(engine: Engine) -> None:
 
 # How the rows of several shards become the answer to one SELECT.
 
-_SORTABLE: Final = (Integer, Numeric, Float, Boolean, LargeBinary, Uuid)
-_MOMENTS: Final = (Date, DateTime, Time)
-"""Types with values that Python cannot represent: 'infinity', or 24:00."""
-
-
-@total_ordering
-class _Descending:
-    """A rank that comes before lower ones."""
-
-    __slots__ = ("rank",)
-
-    def __init__(self, rank: Any) -> None:
-        self.rank = rank
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Descending) and bool(self.rank == other.rank)
-
-    def __lt__(self, other: _Descending) -> bool:
-        return bool(other.rank < self.rank)
-
-    __hash__ = None  # type: ignore[assignment]  # it is only compared
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderKey:
-    """One key of ORDER BY.
-
-    Attributes:
-        expression: the expression to sort by.
-        descending: whether the highest comes first.
-        nulls_first: whether NULL comes before all values.
-    """
-
-    expression: ColumnElement[Any]
-    descending: bool
-    nulls_first: bool
-
-    @property
-    def in_byte_order(self) -> bool:
-        """Whether it is text in the order of its code points."""
-        type_: Any = innermost(self.expression.type)
-        if not isinstance(type_, String) or isinstance(type_, Enum | CHAR):
-            return False
-        expression: Any = self.expression
-        if getattr(expression, "operator", None) is operators.collate:
-            return str(expression.right.collation) in BYTE_ORDER
-        return isinstance(expression, Column) and type_.collation in BYTE_ORDER
-
-    def sql(self, name: str) -> str:
-        """Return the key in ORDER BY of a column of this name."""
-        return (
-            f"{name} {'DESC' if self.descending else 'ASC'} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
-        )
-
-    def rank(self, value: Any) -> tuple[Any, ...]:
-        """Return a value's sort key: the lower sorts first, or the higher if the order is descending."""
-        if value is None:
-            return (0,) if self.nulls_first is not self.descending else (3,)
-        if type(value) is str and not self.in_byte_order:
-            raise CannotCombine(
-                f"ORDER BY {self.expression} over several shards: Python can't sort text as a language does",
-                hint='Order by collate(column, "C"), or sort in Python.',
-            )
-        # NaN, the only value that differs from itself, is above all numbers and equal to itself.
-        return (1, value) if value == value else (2,)  # noqa: PLR0124  -- NaN
-
-    def compared(self) -> ColumnElement[Any]:
-        """Return the SQL of a value that Python compares as PostgreSQL compares the key's.
-
-        Raises:
-            CannotCombine: Python can't compare the key's values as PostgreSQL does.
-        """
-        type_ = innermost(self.expression.type)
-        declared: Any = self.expression.type
-        while isinstance(declared, TypeDecorator) and not isinstance(declared, Interval):
-            declared = declared.impl_instance
-        if isinstance(declared, Interval):
-            type_ = declared  # Which stands for a date on other servers.
-        if isinstance(type_, _MOMENTS) and not (isinstance(type_, Time) and type_.timezone):
-            return extract("epoch", self.expression)
-        if isinstance(type_, _SORTABLE) or self.in_byte_order:
-            # The value itself, whatever the column's type makes of it.
-            return type_coerce(self.expression, NullType())
-        raise CannotCombine(
-            f"ORDER BY {self.expression} over several shards: Python can't sort {type_!r} as PostgreSQL does",
-            hint='Order by a number, a date, a UUID, or text of collation C: collate(column, "C").',
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan:
@@ -321,21 +211,8 @@ class MergePlan:
             rows = chain.from_iterable(streams)
         else:
             keys = list(zip(self.keys, places, strict=True))
-            rows = merge(*streams, key=partial(_ranks, keys)) if is_sorted else _sorted(streams, keys)
+            rows = merge(*streams, key=partial(ranks, keys)) if is_sorted else in_order(streams, keys)
         return islice(rows, self.offset, None if self.limit is None else self.offset + self.limit)
-
-
-def _ranks(keys: Sequence[tuple[OrderKey, int]], row: Row) -> list[Any]:
-    ranks = ((key, key.rank(row[place])) for key, place in keys)
-    return [_Descending(rank) if key.descending else rank for key, rank in ranks]
-
-
-def _sorted(streams: Iterable[Iterable[Row]], keys: Sequence[tuple[OrderKey, int]]) -> Iterator[Row]:
-    """Sort rows, and leave equal ones in their order; of sorted runs that is quicker than to merge them."""
-    rows = list(chain.from_iterable(streams))
-    for key, place in reversed(keys):
-        rows.sort(key=lambda row: key.rank(row[place]), reverse=key.descending)
-    return iter(rows)
 
 
 def plan(statement: Any, parameters: Any) -> MergePlan:
@@ -360,6 +237,8 @@ def plan(statement: Any, parameters: Any) -> MergePlan:
         branch = statement.order_by(None).limit(None).offset(None)
         return MergePlan(branch=branch, folds=folds, limit=limit, offset=offset)
     keys = tuple(order_keys(statement))
+    if clauses.distinct and not clauses.distinct_on:
+        require_selected(statement, keys)
     if offset and not keys:
         raise CannotCombine("OFFSET over several shards needs an order", hint="Add order_by().")
     name = "shardids_key_{}"
@@ -375,44 +254,6 @@ def plan(statement: Any, parameters: Any) -> MergePlan:
 def _written_out(number: int) -> Any:
     # PostgreSQL plans for a number that it knows.
     return bindparam("shardids_limit", number, type_=Integer, unique=True, literal_execute=True)
-
-
-def order_keys(statement: Select[Any]) -> Iterator[OrderKey]:
-    """Yield the keys of a statement's ORDER BY.
-
-    Raises:
-        CannotCombine: one of them is text that is not the name of a column.
-    """
-    for clause in clauses_of(statement).order_by:
-        descending, nulls_first = False, None
-        element: Any = clause
-        while True:
-            operator = getattr(element, "modifier", None)
-            if operator in (operators.desc_op, operators.asc_op):
-                descending = operator is operators.desc_op
-            elif operator in (operators.nulls_first_op, operators.nulls_last_op):
-                nulls_first = operator is operators.nulls_first_op
-            elif element.__visit_name__ not in ("label_reference", "grouping") or isinstance(
-                element, ScalarSelect
-            ):
-                break
-            element = element.element
-        if isinstance(element, Label):
-            element = element.element
-        if isinstance(element, TextClause) or element.__visit_name__ == "textual_label_reference":
-            written = str(getattr(element, "element", element))
-            named = statement.selected_columns.get(written)
-            if named is None:
-                raise CannotCombine(
-                    f"ORDER BY {written!r} over several shards is not supported",
-                    hint="Order by a column or an expression, not by text.",
-                )
-            element = named.element if isinstance(named, Label) else named
-        yield OrderKey(
-            expression=element,
-            descending=descending,
-            nulls_first=descending if nulls_first is None else nulls_first,
-        )
 
 
 def _number(clause: Any, parameters: Any, what: str) -> int | None:
@@ -442,24 +283,43 @@ def compiled(connection: Connection, statement: Any, parameters: Any) -> Capture
     return capture
 
 
-def answer(plan: MergePlan, compiled: Capture, asked: Mapping[Connection, Asked], chunk: int = 0) -> Replay:
+def answer(
+    plan: MergePlan,
+    compiled: Capture,
+    asked: Mapping[Connection, Asked],
+    check: Callable[[], object],
+    chunk: int = 0,
+) -> Replay:
     """Return the answer of all shards, to be loaded as the result of the application's statement.
 
     Args:
         plan: how to combine the shards' rows.
         compiled: the statement for each shard.
         asked: the shards, by the session's connection to the node that holds them.
+        check: is called before each node is asked, and raises if the node must not be asked any more.
         chunk: how many rows of a node to read at once, by a server-side cursor, as they are used; 0 for all.
     """
     parts = [(connection, *node_statement(plan, compiled, some)) for connection, some in asked.items()]
     results: list[Any] = []
     streams: list[Iterable[Row]]
     if chunk:
-        results = [sent_to(*part, stream_results=True) for part in parts]
+        try:
+            for part in parts:
+                check()
+                results.append(sent_to(*part, stream_results=True))
+        except BaseException:
+            for one in results:
+                one.close()
+            raise
         streams = [chain.from_iterable(iter(partial(one.fetchmany, chunk), [])) for one in results]
         description = results[0].cursor.description
     else:
-        fetch = [partial(fetched, *part) for part in parts]
+
+        def ask(*part: Any) -> tuple[list[Row], Any]:
+            check()
+            return fetched(*part)
+
+        fetch = [partial(ask, *part) for part in parts]
         if plan.locks:
             # In one order, as others do: two that lock on all nodes at once would wait for each other.
             answers = [one() for one in fetch]

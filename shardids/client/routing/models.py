@@ -13,6 +13,7 @@ from sqlalchemy import (
     BIGINT,
     INTEGER,
     TEXT,
+    VARCHAR,
     BigInteger,
     BindParameter,
     ClauseElement,
@@ -197,8 +198,8 @@ class Claimant(Protocol):
 
 _PLAIN = {BigInteger, Integer}
 """Types of IDs that do nothing to a value."""
-_PLAIN_KEYS = {*_PLAIN, BIGINT, INTEGER, TEXT, Text}
-"""Types of sharding keys that do nothing to a value."""
+_PLAIN_KEYS = {*_PLAIN, BIGINT, INTEGER, TEXT, Text, String, VARCHAR}
+"""Types of sharding keys that do nothing to a value, if they have neither a length nor a variant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,12 +211,18 @@ class Tells:
         type_: the column's type.
         table: the table whose IDs its values are.
         region: returns the region of a sharding key; ``None`` if the keys are spread over all shards.
+        is_plain: whether the column's type stores values of the kind as they are.
     """
 
     kind: type | None
     type_: TypeEngine[Any]
     table: str | None = None
     region: RegionOfKey | None = None
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        has_limits = getattr(self.type_, "length", None) is not None or variant(self.type_) is not self.type_
+        object.__setattr__(self, "is_plain", type(self.type_) in _PLAIN_KEYS and not has_limits)
 
     def alike(self, other: Tells, *, by_table: bool) -> bool:
         """Return whether equal values of both columns determine the same shard.
@@ -235,10 +242,11 @@ class Tells:
             BadArgument: a value that is not of the column's kind, or a key of a region that there is not.
             UnknownId: an ID of no shard of this cluster, or an old one that no row had.
         """
+        is_stored = type_ is None and self.is_plain and type(value) is self.kind
         type_ = self.type_ if type_ is None else type_
         if type(value) is int and type(type_) in _PLAIN and self.kind is None:
             return finder.shard_of(value, of=self.table)
-        stored = stored_value(type_, value, self.kind)
+        stored = value if is_stored else stored_value(type_, value, self.kind)
         if self.kind is None:
             return finder.shard_of(stored, of=self.table)
         return finder.shard_for(stored, region=self.region(stored) if self.region else None)
@@ -270,7 +278,7 @@ class Tells:
 
     def _is_plain(self, values: Iterable[Any]) -> bool:
         """Return whether the column's type stores these values as they are."""
-        return type(self.type_) in _PLAIN_KEYS and {*map(type, values)} == {self.kind}
+        return self.is_plain and {*map(type, values)} == {self.kind}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,7 @@ _FAIL: Final = """
       raise exception 'a statement of this transaction has failed on another node';
     end$$"""
 _HAS_READ_ONLY: Final = "select pg_catalog.pg_current_xact_id_if_assigned() is null"
+_KEEPING: Final = ("repeatable read", "serializable")
 _FAILED: Final = (TransactionStatus.INERROR, TransactionStatus.UNKNOWN)
 
 
@@ -70,47 +72,34 @@ class Everywhere(NamedTuple):
     """All shards of a placement.
 
     Attributes:
+        placement: the placement.
         shards: their numbers, sorted.
-        by_node: per node its first shard, and the schemas of all its shards.
+        by_node: the nodes, each with the schemas of its shards.
     """
 
+    placement: Placement
     shards: Sequence[int]
-    by_node: Sequence[tuple[int, tuple[str, ...]]]
+    by_node: Sequence[tuple[Node, tuple[str, ...]]]
 
 
-_EVERYWHERE: Final[WeakKeyDictionary[Any, tuple[Placement, Everywhere]]] = WeakKeyDictionary()
+_EVERYWHERE: Final[WeakKeyDictionary[Any, Everywhere]] = WeakKeyDictionary()
 
 
-def settled(cluster: Shards, shards: Collection[int] | None) -> Placement:
-    """Return the placement if statements over these shards, by default all, see each row once by it.
-
-    Raises:
-        RowsUnsettled: the rows of a key are just being moved from or to one of them.
-    """
-    placement = cluster.placement
-    if placement.unsettled:
-        # The end of the move may not have been heard of yet.
-        cluster.refresh()
-        placement = cluster.placement
-        placement.require_settled(shards)
-    return placement
-
-
-def everywhere(cluster: Shards) -> Everywhere:
-    """Return all shards of a cluster; kept until its placement changes.
+def everywhere(cluster: Shards, placement: Placement) -> Everywhere:
+    """Return all shards of a cluster by its placement; kept until that changes.
 
     Raises:
         ShardLost: one lives nowhere.
-        RowsUnsettled: a key's rows are just being moved between two shards.
     """
-    placement, known = settled(cluster, None), _EVERYWHERE.get(cluster)
-    if known is None or known[0] is not placement:
+    known = _EVERYWHERE.get(cluster)
+    if known is None or known.placement is not placement:
         shards = placement.all_shards()
         schemas = [
-            (there[0], tuple(map(cluster.schema_of, there))) for there in placement.by_node(shards).values()
+            (placement.nodes[name], tuple(map(cluster.schema_of, there)))
+            for name, there in placement.by_node(shards).items()
         ]
-        _EVERYWHERE[cluster] = known = placement, Everywhere(shards, schemas)
-    return known[1]
+        _EVERYWHERE[cluster] = known = Everywhere(placement, shards, schemas)
+    return known
 
 
 class ShardConnection:
@@ -181,22 +170,94 @@ class NodeSession(Session):
     _inserting: int | None = None
     _wanted = ""
     _whole: tuple[object, Whole] | None = None
+    _began_by: Placement | None = None
+    """The placement before the transaction's first statement, or later if it kept no snapshot until then."""
+    _isolations: Mapping[object, str] = MappingProxyType({})
+    """The isolation levels of the transactions on the nodes, as far as they were asked for."""
     _levels: dict[SessionTransaction, list[Connection]]
     """The connections that the transaction uses, and each of its savepoints."""
     _lent: list[tuple[dict[object, Any], object]]
     """The binds that stand for connections meanwhile, and where they are entered."""
 
+    def settled(self, shards: Collection[int] | None = None) -> Placement:
+        """Return the placement if statements over these shards, by default all, see each row once by it.
+
+        A statement that is sent to shards one after another calls :meth:`Placement.require_settled` before
+        each, with this placement as ``since``.
+
+        Raises:
+            RowsUnsettled: the rows of a key are just being moved from or to one of them; or they were, and
+                the transaction keeps snapshots from before.
+            ShardMoved: one of them has moved, and the transaction keeps snapshots from before.
+        """
+        placement = self.shards.placement
+        if placement.unsettled:
+            # The end of the move may not have been heard of yet.
+            self.shards.refresh()
+            placement = self.shards.placement
+            placement.require_settled(shards)
+        self._require_kept(placement, shards)
+        return placement
+
+    def _require_kept(self, placement: Placement, shards: Collection[int] | None) -> None:
+        """Require that the snapshots which the transaction keeps have the rows that the placement leads to.
+
+        Nothing is sent unless rows have moved since the transaction began.
+        """
+        began = self._began_by
+        if began is None or began is placement:
+            return
+        if placement.has_rows_as(began) or not self.keeps_snapshots():
+            self._began_by = placement
+        else:
+            placement.require_kept(began, shards)
+
+    def keeps_snapshots(self) -> bool:
+        """Return whether the transaction sees rows of a node as they were at its first statement there.
+
+        It asks once per node. A node that was sent nothing yet has no snapshot.
+        """
+        isolations: dict[object, str] = {}
+        for connection in self.begun:
+            if _has_failed(connection):
+                continue
+            driver: Any = connection.connection.driver_connection
+            if driver.info.transaction_status == TransactionStatus.INTRANS:
+                # It is the same to the end of the transaction: this is a query of it.
+                transaction = connection.get_transaction()
+                isolations[transaction] = self._isolations.get(transaction) or str(
+                    connection.exec_driver_sql("select current_setting('transaction_isolation')").scalar()
+                )
+        self._isolations = isolations
+        return any(isolation in _KEEPING for isolation in isolations.values())
+
     def engine_of(self, shard: int) -> Engine:
-        """Return the engine of the node that holds a shard, which all shards of the node share."""
-        node = self.shards.node_of(shard)
+        """Return the engine of the node that holds a shard, which all shards of the node share.
+
+        Raises:
+            ShardMoved, RowsUnsettled: the transaction keeps snapshots that lack the shard's rows, or some.
+        """
+        node, placement = self.shards.node_of(shard), self.shards.placement
+        if placement is not self._began_by:
+            self._require_kept(placement, (shard,))
+        return self._engine(node)
+
+    def _engine(self, node: Node) -> Engine:
         self._wanted = node.name
         engine = self.shards.engine(node)
         return self.shards.decisions.engine(engine, node) if self.twophase else engine
 
     def node_connection(self, shard: int) -> Connection:
         """Return the session's connection to the node that holds a shard, in its transaction."""
+        return self._connection(self.engine_of(shard))
+
+    def connection_of(self, node: Node) -> Connection:
+        """Return the session's connection to a node, in its transaction."""
+        return self._connection(self._engine(node))
+
+    def _connection(self, engine: Engine) -> Connection:
         try:
-            return super().connection(bind_arguments={"bind": self.engine_of(shard)})
+            return super().connection(bind_arguments={"bind": engine})
         except PoolTimeout as error:
             raise self.without_connection() from error
 
@@ -273,6 +334,8 @@ class NodeSession(Session):
         if connection not in level:
             level.append(connection)
         if transaction.parent is None:
+            if not self.begun:
+                self._began_by = self.shards.placement
             self.begun = level
         self.fail_together()
         part, root = connection.get_transaction(), self.get_transaction()
@@ -291,7 +354,7 @@ class NodeSession(Session):
         self._levels.pop(transaction, None)
         self.innermost = transaction.parent
         if transaction.parent is None:
-            self.begun = []
+            self.begun, self._began_by = [], None
             self.only_merges = True
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, Final
 
-from sqlalchemy import Column, Connection, Engine, UpdateBase, event, inspect, text
+from sqlalchemy import Column, Connection, Engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Mapper, ORMExecuteState, Session, SessionTransaction
+from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.util import immutabledict
 
 from shardids.client.routing.claiming import Claiming
@@ -138,10 +139,11 @@ class ShardSession(Claiming):
         # What SQLAlchemy does for the event do_orm_execute would take several times as long as the check.
         try:
             refuse_statement(statement, params, self.finder, self.shard)
-        except ShardidsError:
+        except ShardidsError as error:
             context = executed(self, statement, params, None, None)
-            # What belongs to an object that the session has.
-            if not (context.is_column_load or context.is_relationship_load):
+            # What belongs to an object that the session has, and is in no shard.
+            is_load = context.is_column_load or context.is_relationship_load
+            if isinstance(error, WrongShard) or not is_load:
                 raise
         if self.after is not None and getattr(statement, "is_insert", False):
             rows = Read(statement, params, self.finder).rows(params)
@@ -162,7 +164,7 @@ def refuse_objects(session: Session, finder: ShardFinder, only: int) -> None:
     """
     silent: dict[Mapper[Any], frozenset[str] | None] = {}
     for one in chain(session.new, session.dirty):
-        state: State = inspect(one)
+        state: State = instance_state(one)
         # Most objects of a large flush say nothing yet; this finds them in a microsecond.
         mapper = state.mapper
         if mapper not in silent:
@@ -174,8 +176,9 @@ def refuse_objects(session: Session, finder: ShardFinder, only: int) -> None:
         set_default_key(state)
         if state.key is None and names is not None and names.isdisjoint(state.dict):
             continue
-        relatives = (signs_of(one, finder) for one in new_relatives(state))
-        refuse_others(state, chain(signs_of(state, finder), *relatives), only)
+        refuse_others(state, signs_of(state, finder), only)
+        for relative in new_relatives(state):
+            refuse_others(state, signs_of(relative, finder), only)
 
 
 def refuse_others(state: State, signs: Iterable[Sign], only: int) -> None:
@@ -204,10 +207,8 @@ def refuse_statement(statement: Any, given: Any, finder: ShardFinder, only: int)
     if read.reading.telling:
         for row in read.rows(given):
             shard_of_row(row, read, only)
-    named = read.named().shards
-    if named and (only not in named or (len(named) > 1 and isinstance(statement, UpdateBase))):
-        others = ", ".join(str(shard) for shard in sorted(named - {only})[:3])
-        raise _of_others(others, only)
+    if others := read.mentioned() - {only}:
+        raise _of_others(", ".join(map(str, sorted(others)[:3])), only)
 
 
 def _of_others(named: str, only: int) -> WrongShard:

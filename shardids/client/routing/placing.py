@@ -75,8 +75,10 @@ def shard_of_object(state: State, finder: ShardFinder) -> int:
 
 def set_default_key(state: State) -> None:
     """Give a new object the sharding key that its column's default in Python makes."""
+    if state.key is not None:
+        return
     facts = facts_of(state.mapper)
-    if state.key is None and facts.key_column is not None and facts.key not in state.dict:
+    if facts.key_column is not None and facts.key not in state.dict:
         value = default_key(facts.key_column)
         if value is not None:
             setattr(state.obj(), str(facts.key), value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,9 +42,7 @@ _PARTITIONED: Final = "shardids_nodes"
 _PATIENCE_S: Final = 5.0
 """How long to wait for a query node that does not read by this process's placement."""
 _PAUSE_S: Final = 0.1
-_HINT: Final = (
-    "If tables have changed: shardids query-node refresh. Or select the rows and compute it in Python."
-)
+_IN_PYTHON: Final = "Select the rows and compute it in Python."
 
 _log = logger("client")
 
@@ -53,6 +52,9 @@ _NOT_THERE: Final = (
     psycopg.errors.UndefinedObject,
     psycopg.errors.UndefinedFunction,
     psycopg.errors.InvalidSchemaName,
+)
+"""Errors of the query node, or of a node behind it, for objects that it does not have."""
+_NOT_POSSIBLE: Final = (
     psycopg.errors.FeatureNotSupported,
     psycopg.errors.GroupingError,
     psycopg.errors.WrongObjectType,
@@ -60,7 +62,7 @@ _NOT_THERE: Final = (
     psycopg.errors.DatatypeMismatch,
     psycopg.errors.InvalidFunctionDefinition,
 )
-"""Errors of the query node, or of a node behind it, for objects and features that it does not have."""
+"""Its errors for statements that it does not execute."""
 
 
 def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, shard: int) -> Result[Any]:
@@ -95,6 +97,8 @@ def by_views(context: ORMExecuteState, statement: Any, refused: CannotCombine, s
     engine = session.shards.engine(node)
     try:
         rows, description = _answer(session, engine, statement, context.parameters, role)
+    except ConnectionFailed as error:
+        raise _of_node(error) from error
     except DBAPIError as error:
         explained = _explained(error, refused)
         if explained is None:
@@ -125,7 +129,7 @@ def _answer(
         with _reading(session, engine, role) as connection:
             return _asked(connection, statement, parameters)
     except ConnectionFailed as error:
-        if not _is_said_by_server(error):
+        if not isinstance(_said_by_server(error), psycopg.errors.ConnectionFailure):
             raise
     with _reading(session, engine, role) as connection:
         connection.execute(_ONE_AFTER_ANOTHER)
@@ -135,12 +139,30 @@ def _answer(
 _ONE_AFTER_ANOTHER: Final = text("select pg_catalog.set_config('enable_async_append', 'off', true)")
 
 
-def _is_said_by_server(error: ConnectionFailed) -> bool:
-    """Return whether the query node itself answers, and reports that a connection to a node failed."""
+def _said_by_server(error: ConnectionFailed) -> psycopg.Error | None:
+    """Return the error that the query node reports about its connection to a node, if there is one."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, psycopg.Error):
         cause = cause.__cause__ or cause.__context__
-    return isinstance(cause, psycopg.errors.ConnectionFailure) and cause.diag.sqlstate is not None
+    return cause if isinstance(cause, psycopg.Error) and cause.diag.sqlstate is not None else None
+
+
+_FOREIGN: Final = re.compile(r'server "shardids_([^"]+)"')
+"""The foreign server of a node."""
+
+
+def _of_node(error: ConnectionFailed) -> ConnectionFailed:
+    """Return the error that names the node which the query node can't reach, if that is the reason."""
+    said = _said_by_server(error)
+    primary = "" if said is None else said.diag.message_primary or ""
+    foreign = _FOREIGN.search(primary)
+    if said is None or foreign is None:
+        return error
+    detail = f": {said.diag.message_detail}" if said.diag.message_detail else ""
+    return ConnectionFailed(
+        f'the query node can\'t reach node "{foreign[1]}": {primary}{detail}',
+        hint="To see the reason and the next command: shardids query-node status",
+    )
 
 
 def _require_same_view(session: NodeSession, statement: Any, refused: CannotCombine, shard: int) -> str:
@@ -164,9 +186,9 @@ def _require_same_view(session: NodeSession, statement: Any, refused: CannotComb
             reason = f"row security hides rows of {seen.guarded} from this role, and not on the query node"
         elif seen.written:
             unseen = next((name for name in tables if name in seen.written), None)
-            unknown = next((name for name in functions if kind_of(name) is Kind.UNKNOWN), None)
+            unknown = next((one for one in functions if kind_of(one) is Kind.UNKNOWN), None)
             if unseen is not None or unknown is not None:
-                what = unseen or f"tables, and {unknown}() may read them"
+                what = unseen or f"tables, and {getattr(unknown, 'name', unknown)}() may read them"
                 reason = f"the session has written to {what}, which the query node does not see before COMMIT"
                 hint = "Commit first, or ask in another session."
         if reason:
@@ -194,18 +216,18 @@ _SEEN: Final = text("""
 """What only the server knows: a table that the transaction writes to is locked, also by triggers."""
 
 
-def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[str]]:
-    """Return the names of the tables and of the functions in a statement.
+def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[Any]]:
+    """Return the names of the tables, and the functions, in a statement.
 
     Raises:
         CannotCombine: a table has a schema: it is on the nodes, and another may be on the query node.
     """
     sources = [one for one in as_sent(statement, connection.dialect).sources if one is not None]
     tables: dict[str, None] = {}
-    functions: dict[str, None] = {}
+    functions: list[Any] = []
     for element in (part for one in (statement, *sources) for part in visitors.iterate(one)):
         if isinstance(element, FunctionElement):
-            functions[str(getattr(element, "name", "")).lower()] = None
+            functions.append(element)
         if isinstance(element, Table):
             tables[element.name] = None
             if element.schema not in (None, REFERENCE_SCHEMA):
@@ -213,7 +235,7 @@ def _named_in(statement: Any, connection: Connection) -> tuple[list[str], list[s
                     f"{element.fullname} is in a schema of the nodes, which the query node does not show",
                     hint="Execute one select() per table, or name the shard.",
                 )
-    return list(tables), list(functions)
+    return list(tables), functions
 
 
 @contextmanager
@@ -295,6 +317,8 @@ def _explained(error: DBAPIError, refused: CannotCombine) -> Exception | None:
             f"the query node: {said}",
             hint="To let the role read all tables there: shardids grant ROLE --query-node",
         )
-    if isinstance(found, _NOT_THERE):
-        return CannotCombine(f"{refused.message}; and the query node says: {said}", hint=_HINT)
+    if isinstance(found, _NOT_THERE + _NOT_POSSIBLE):
+        refresh = "If tables have changed: shardids query-node refresh. Or: "
+        hint = f"{refresh if isinstance(found, _NOT_THERE) else ''}{_IN_PYTHON}"
+        return CannotCombine(f"{refused.message}; and the query node says: {said}", hint=hint)
     return None

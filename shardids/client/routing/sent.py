@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import cache
@@ -11,6 +12,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import ARRAY, ColumnElement, Connection, Engine, FromClause, TypeDecorator, text
 from sqlalchemy import Enum as EnumType
 from sqlalchemy.engine import Dialect
+from sqlalchemy.ext import compiler
 from sqlalchemy.sql.elements import Grouping, Label
 from sqlalchemy.sql.selectable import ForUpdateArg
 
@@ -45,23 +47,64 @@ STABLE: Final = frozenset(
         *("array_to_string", "length"),
     )
 )
-"""Functions that depend on settings or the clock besides their arguments, and on nothing else."""
+"""PostgreSQL's functions that depend on settings or the clock beside their arguments, and on nothing else."""
 
-KindOf = Callable[[str], Kind]
 
-_asked: WeakKeyDictionary[Engine, dict[str, Kind]] = WeakKeyDictionary()
+class Name(NamedTuple):
+    """The name of a function as PostgreSQL looks for it; ``schema`` is empty if it is on the search path."""
+
+    schema: str
+    name: str
+
+
+_NO_NAME: Final = Name("", "")
+_UNQUOTED: Final = re.compile(r"[a-z0-9_$]+", re.IGNORECASE)
+
+
+def name_of(function: Any) -> Name:
+    """Return the name of a function; an empty one if the application compiles it by itself."""
+    if compiles_itself(function):
+        return _NO_NAME
+    schema = ".".join(map(_folded, function.packagenames))
+    return Name("" if schema == "pg_catalog" else schema, _folded(getattr(function, "name", "")))
+
+
+def _folded(name: str) -> str:
+    is_quoted = getattr(name, "quote", False) is not False or not _UNQUOTED.fullmatch(name)
+    return str(name) if is_quoted else name.lower()
+
+
+def own_name(function: Any) -> str:
+    """Return the name of a function of PostgreSQL; an empty one if it is in another schema."""
+    schema, name = name_of(function)
+    return "" if schema else name
+
+
+def compiles_itself(element: Any) -> bool:
+    """Return whether the application writes an element's SQL, by ``@compiles``: its class tells nothing."""
+    own = getattr(getattr(type(element), "_compiler_dispatcher", None), "specs", {})
+    written = own.get("postgresql", own.get("default"))
+    # For other servers only, what stands there for the others is SQLAlchemy's.
+    return written is not None and written.__module__ != compiler.__name__
+
+
+KindOf = Callable[[Any], Kind]
+"""Returns the kind of a function in a statement."""
+
+_asked: WeakKeyDictionary[Engine, dict[Name, Kind]] = WeakKeyDictionary()
 
 
 def kinds_on(connection: Connection) -> KindOf:
     """Return the kinds of functions as the connection's server knows them; asked once per name and engine.
 
-    A name that is not listed is a scalar function if every function of this name is immutable and returns one
-    value, and an aggregate or a window function if every one is.
+    A name is a scalar function's if every function that it can mean is immutable and returns one value, or is
+    PostgreSQL's own and listed; and an aggregate's or a window function's if every one is.
     """
     known = _asked.setdefault(connection.engine, {})
 
-    def kind_of(name: str) -> Kind:
-        if name in SYNTAX or name in STABLE:
+    def kind_of(function: Any) -> Kind:
+        name = name_of(function)
+        if not name.schema and name.name in SYNTAX:
             return Kind.SCALAR
         if name not in known:
             known[name] = _ask(connection, name)
@@ -70,15 +113,20 @@ def kinds_on(connection: Connection) -> KindOf:
     return kind_of
 
 
-def _ask(connection: Connection, name: str) -> Kind:
+def _ask(connection: Connection, name: Name) -> Kind:
+    is_listed = not name.schema and name.name in STABLE
     found = connection.execute(
-        text("""select distinct case when prokind = 'f' and provolatile = 'i' and not proretset then 'scalar'
+        text("""select distinct case when prokind = 'f' and not proretset and (
+                                       provolatile = 'i' or :listed and nspname = 'pg_catalog') then 'scalar'
                                      when prokind = 'a' then 'aggregate'
                                      when prokind = 'w' then 'window' else 'unknown' end
-                from pg_catalog.pg_proc where proname = :name"""),
-        {"name": name},
+                from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = pronamespace
+                where proname = :name and cast(:schema as text) in (nspname::text, '')"""),
+        {"name": name.name, "schema": name.schema, "listed": is_listed},
     ).scalars()
     kinds = set(found)
+    if not kinds and is_listed:
+        return Kind.SCALAR  # It is syntax.
     return Kind(kinds.pop()) if len(kinds) == 1 else Kind.UNKNOWN
 
 
@@ -115,6 +163,11 @@ class Clauses(NamedTuple):
     offset: Any
     fetch: Any
     locks: bool
+
+    @property
+    def are_cut(self) -> bool:
+        """Whether only some of the rows are its answer."""
+        return any(one is not None for one in (self.limit, self.offset, self.fetch))
 
 
 def clauses_of(select: Any) -> Clauses:

@@ -10,7 +10,7 @@ from random import choice
 from typing import Any, Final, get_args
 from weakref import WeakSet
 
-from sqlalchemy import Engine, Result, event, inspect
+from sqlalchemy import Engine, Result, Select, event, inspect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.horizontal_shard import set_shard_id
@@ -22,8 +22,6 @@ from shardids.client.routing.fanout import at_once
 from shardids.client.routing.models import (
     Claimed,
     facts_of,
-    is_sharding_key,
-    mapper_written,
     refuse_reference_write,
     require_located,
 )
@@ -31,6 +29,7 @@ from shardids.client.routing.nodes import SHARD, FanOut, NodeSession, ShardConne
 from shardids.client.routing.one_shard import executed
 from shardids.client.routing.placing import (
     State,
+    described,
     place,
     set_default_key,
     shard_of_identity,
@@ -41,7 +40,10 @@ from shardids.client.routing.sent import assigned, part_of
 from shardids.client.routing.statements import Execution
 from shardids.client.routing.writes import (
     AssociationConnection,
+    computed_key,
     insert_rows,
+    require_own_rows,
+    sql_of,
     update_by_key,
 )
 from shardids.errors import BadArgument, CannotCombine, WrongShard
@@ -86,7 +88,6 @@ class RoutedSession(NodeSession, Claiming):
         self._lent = []
         self._placed: dict[State, int] | None = None
         self._at_hand: int | None = None
-        self._isolations: dict[object, str] = {}
 
     def get_bind(
         self,
@@ -171,6 +172,10 @@ class RoutedSession(NodeSession, Claiming):
         """Find the shards of the objects to flush; raise before anything is written."""
         self.only_merges = False
         self._placed = placed = place(self, self.shards)
+        for state, shard in placed.items():
+            if found := [one for value in state.dict.values() if (one := sql_of(value)) is not None]:
+                _refuse_computed_key(state)
+                require_own_rows(found, None, self, [shard])
         # SQLAlchemy inserts neighbours together: one statement a shard, not one whenever the shard changes.
         new = [state for state in placed if state.key is None and state.insert_order is not None]
         if len(new) > 1:
@@ -194,6 +199,7 @@ class RoutedSession(NodeSession, Claiming):
         for one in objects:
             state: State = inspect(one)
             set_default_key(state)
+            _refuse_computed_key(state)
             by_shard[shard_of_object(state, self.shards)].append(one)
         return by_shard
 
@@ -201,17 +207,8 @@ class RoutedSession(NodeSession, Claiming):
         """Return the shards of claimed values as the session sees them: with those it has yet to flush."""
         if self.autoflush and not self.is_flushing:
             self.flush()
-        isolations: dict[object, str] = {}
-        for connection in self.begun:
-            # It is the same to the end of the transaction: this is a query of it.
-            transaction = connection.get_transaction()
-            isolations[transaction] = self._isolations.get(transaction) or str(
-                connection.exec_driver_sql("select current_setting('transaction_isolation')").scalar()
-            )
-        self._isolations = isolations
-        # Others see rows as they were, and claims say where they are now.
-        is_current = all(isolation == "read committed" for isolation in isolations.values())
-        return self.claims.shards_of(lookup, values) if is_current else None
+        # Kept snapshots see rows as they were, and claims say where they are now.
+        return None if self.keeps_snapshots() else self.claims.shards_of(lookup, values)
 
     def _read(self, statement: Any, parameters: Any) -> Read:
         return Read(statement, parameters, self.shards, self._look_up)
@@ -246,9 +243,9 @@ class RoutedSession(NodeSession, Claiming):
             self.only_merges &= read is not None
         else:
             self.only_merges = False
-            options["bind_arguments"] = {**(options.get("bind_arguments") or {}), "shard_id": shard}
-            given = options.get("execution_options") or {}
-            options["execution_options"] = {**given, **self._into(shard)}
+            binds, given = options.get("bind_arguments") or {}, options.get("execution_options") or {}
+            options["bind_arguments"] = {**binds, "shard_id": shard}
+            options["execution_options"] = {**given, **self._into(shard, binds)}
         try:
             if told is not None and shard is not None:
                 # It writes nothing that would have to be claimed.
@@ -257,10 +254,14 @@ class RoutedSession(NodeSession, Claiming):
         except PoolTimeout as error:
             raise self.without_connection() from error
 
-    def _into(self, shard: int) -> dict[str, Any]:
-        """Return the execution options of a statement that goes on by itself, into its only shard."""
-        schema = self.shards.schema_of(shard)
-        return {SHARD: shard, ENGINE: "shard", "schema_translate_map": {None: schema}}
+    def _into(self, shard: int, binds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the execution options of a statement that goes on by itself, into its only shard.
+
+        Its loaders' statements get them as well: they follow the shard that the application named beside it,
+        and otherwise their own criteria.
+        """
+        named = {} if binds.get("shard_id") is None else {SHARD: shard}
+        return {**named, ENGINE: "shard", **self.within(shard)}
 
     def _route(self, context: ORMExecuteState, read: Read | None) -> Result[Any] | None:
         """Send a statement into its shards; ``None`` if it goes on by itself, into its only one.
@@ -273,8 +274,8 @@ class RoutedSession(NodeSession, Claiming):
         if read is None:
             shard, read = self._only(context)
             if shard is not None:
+                context.update_execution_options(**self._into(shard, context.bind_arguments))
                 self._sent_to = context.bind_arguments["shard_id"] = shard
-                context.update_execution_options(**self._into(shard))
                 return None
             if context.is_insert:
                 return insert_rows(context, self._named_beside(context))
@@ -306,7 +307,7 @@ class RoutedSession(NodeSession, Claiming):
             if context.is_insert and self._inserting is None:
                 return None
             if context.is_update:
-                _refuse_new_key(context.statement)
+                _refuse_new_key(context.statement, read)
         elif shard is None and self._is_of_references(read):
             return self._at_hand
         if shard is not None:
@@ -319,10 +320,9 @@ class RoutedSession(NodeSession, Claiming):
         try:
             read.in_one_shard(partial(self._dialect_of, only))
         except CannotCombine:
-            if not (context.is_column_load or context.is_relationship_load):
-                if self.fan_out != "all" or not context.is_select:
-                    raise
-                return None
+            if self.fan_out != "all" or not isinstance(context.statement, Select):
+                raise
+            return None
         return only
 
     def _dialect_of(self, shard: int) -> Dialect:
@@ -373,22 +373,24 @@ def _refuse_load(target: object, context: Any) -> None:
         require_located(inspect(type(target)))
 
 
-def _refuse_new_key(statement: Any) -> None:
+def _refuse_new_key(statement: Any, read: Read) -> None:
     """Refuse an UPDATE that sets a sharding key: its rows would be looked for in another shard.
 
     Raises:
         WrongShard: it does.
     """
-    keys = {column.key for column in statement.table.columns if is_sharding_key(column)}
-    mapper = mapper_written(statement)
-    if mapper is not None:
-        keys.add(facts_of(mapper).key or "")
     for name in assigned(statement):
-        if name in keys:
+        if name in read.reading.keys:
             raise WrongShard(
                 f"the UPDATE sets the sharding key {name} of {statement.table.name}",
                 hint="A row can't leave its shard: insert another row, and delete this one.",
             )
+
+
+def _refuse_computed_key(state: State) -> None:
+    key = facts_of(state.mapper).key
+    if key is not None and sql_of(state.dict.get(key)) is not None:
+        raise computed_key(key, described(state))
 
 
 event.listen(RoutedSession, "before_flush", lambda session, *_: session.place())

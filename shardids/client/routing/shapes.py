@@ -21,6 +21,7 @@ from sqlalchemy.sql.selectable import ScalarSelect, SelectStatementGrouping
 
 from shardids.client.routing.aggregates import fold_of
 from shardids.client.routing.models import Tells, how_it_tells
+from shardids.client.routing.orders import require_clear_names
 from shardids.client.routing.sent import (
     ELEMENTS,
     Clauses,
@@ -30,6 +31,7 @@ from shardids.client.routing.sent import (
     as_sent,
     assigned,
     clauses_of,
+    compiles_itself,
     plain,
 )
 from shardids.errors import CannotCombine
@@ -262,8 +264,8 @@ _OPERATOR: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
 
 _LISTED: Final = ELEMENTS | {"collation", "table", "slice", "array", "textual_label_reference"}
 
-_COMPUTING: Final = frozenset(("over", "funcfilter", "withingroup", "aggregate_order_by"))
-"""Elements that compute one value of several rows."""
+_AGGREGATING: Final = frozenset(("funcfilter", "withingroup", "aggregate_order_by"))
+"""Elements that compute one value of several rows, besides windows and functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,12 +274,15 @@ class _Around:
 
     Attributes:
         scope: the sources whose columns it may use.
-        computes: whether all rows of its SELECT are in one shard, so that it may compute over them.
+        aggregates: whether all rows of its SELECT, or those of each group, are in one shard, so that it may
+            aggregate them.
+        windows: whether all rows of its SELECT are in one shard: a window goes over all groups.
         filters: whether it is a condition that discards rows, and treats NULL as false.
     """
 
     scope: Scope | None
-    computes: bool
+    aggregates: bool
+    windows: bool
     filters: bool = False
 
 
@@ -354,7 +359,8 @@ class Check:
         scope.check()
         if not scope.sources[target].located:
             raise unlocated(target)
-        within = _Around(scope=scope, computes=self._kind_of is None)
+        is_one = self._kind_of is None
+        within = _Around(scope=scope, aggregates=is_one, windows=is_one)
         self._all(conditions, replace(within, filters=True))
         self._all((*values, *statement.exported_columns), within)
         self._require_read()
@@ -392,17 +398,20 @@ class Check:
         scope.check()
         if not bound:
             _require_rows(clauses, list(core.inner_columns), scope, top=top)
-        within = _Around(scope=scope, computes=bound or self._kind_of is None)
+        if top and not bound:
+            require_clear_names(select)
+        is_one = bound or self._kind_of is None
+        within = _Around(scope=scope, aggregates=is_one, windows=is_one)
         self._all(conditions, replace(within, filters=True))
         for condition, filters in scope.conditions:
             self._check(condition, replace(within, filters=filters))
         # Each group is of one shard.
-        grouped = replace(within, computes=within.computes or bool(clauses.group_by))
+        grouped = replace(within, aggregates=is_one or bool(clauses.group_by))
         # What can be made of the shards' own is not what is refused.
         for column in sorted(core.inner_columns, key=lambda one: fold_of(one) is not None):
             self._all([column] if folded is None else folded(column), grouped)
         self._all((*clauses.having, *clauses.order_by), grouped)
-        numbers = [one for one in (clauses.limit, clauses.offset) if one is not None]
+        numbers = [one for one in (clauses.limit, clauses.offset, clauses.fetch) if one is not None]
         self._all((*clauses.group_by, *clauses.distinct_on, *numbers), within)
         return scope, bound
 
@@ -468,19 +477,22 @@ class Check:
         kind = element.__visit_name__
         operator = getattr(element, "operator", None) or getattr(element, "modifier", None)
         written = getattr(operator, "opstring", None)
-        if isinstance(element, FunctionElement):
+        if compiles_itself(element):
+            _refuse(element)
+        elif isinstance(element, FunctionElement):
             self._require_known(element, around)
-        elif kind in _COMPUTING:
-            if not around.computes:
-                raise CannotCombine("a window function over several shards is not supported", hint=_IN_PYTHON)
+        elif kind == "over" or kind in _AGGREGATING:
+            if not (around.windows if kind == "over" else around.aggregates):
+                named = "a window function" if kind == "over" else "an aggregate"
+                raise CannotCombine(f"{named} over several shards is not supported", hint=_IN_PYTHON)
         elif kind not in _LISTED or (kind == "column" and not _is_known(element)):
             _refuse(element)
         elif written is not None and not _OPERATOR.fullmatch(written):
             raise CannotCombine(f"operator {written} over several shards is not supported", hint=_IN_PYTHON)
 
     def _require_known(self, function: Any, around: _Around) -> None:
-        name = str(getattr(function, "name", "")).lower()
-        kind = self._kind_of(name) if self._kind_of else Kind.SCALAR
+        name = getattr(function, "name", "")
+        kind = self._kind_of(function) if self._kind_of else Kind.SCALAR
         if kind is Kind.UNKNOWN:
             raise CannotCombine(
                 f"{name}() over several shards is not supported: it may depend on more than its arguments",
@@ -492,7 +504,8 @@ class Check:
         mine = around.scope.sources if around.scope is not None else {}
         # PostgreSQL computes an aggregate of the columns of a SELECT around it over the rows of that.
         is_own = any(getattr(one, "table", None) in mine for one in columns)
-        if not around.computes or not (is_own or all(getattr(one, "table", None) is None for one in columns)):
+        computes = around.windows if kind is Kind.WINDOW else around.aggregates
+        if not computes or not (is_own or all(getattr(one, "table", None) is None for one in columns)):
             raise CannotCombine(
                 f"{name}() over several shards can't be combined from the shards' results", hint=_IN_PYTHON
             )
@@ -540,7 +553,7 @@ class Check:
 
 def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top: bool) -> None:
     """Refuse clauses that compute over the rows of several shards."""
-    if not top and (clauses.limit is not None or clauses.offset is not None):
+    if not top and clauses.are_cut:
         _refuse_subquery(scope)
     distinct = clauses.distinct_on or (columns if clauses.distinct else ())
     for keys, what in ((clauses.group_by, "GROUP BY"), (distinct, "DISTINCT")):
@@ -590,9 +603,14 @@ def _not_known(named: str) -> CannotCombine:
 
 
 def _refuse_subquery(scope: Scope) -> NoReturn:
-    names = ", ".join(dict.fromkeys(source.name for source in scope.sources.values())) or "nothing"
+    refuse_subquery(source.name for source in scope.sources.values())
+
+
+def refuse_subquery(names: Iterable[str]) -> NoReturn:
+    """Refuse a subquery on these tables, which would see the rows of one shard."""
     raise CannotCombine(
-        f"the subquery on {names} would have a different result in each shard",
+        f"the subquery on {', '.join(dict.fromkeys(names)) or 'nothing'} would have a different result in"
+        " each shard",
         hint="Bind it to the row around it by an ID or a sharding key; or execute it first, and put its"
         " result into the statement; or name the shard.",
     )

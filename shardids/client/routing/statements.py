@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Join, Result, TableClause, inspect, select, true, tuple_
 from sqlalchemy.orm import LoaderCriteriaOption, ORMExecuteState
 from sqlalchemy.sql import visitors
 
+from shardids.catalog.topology import Node, Placement
 from shardids.client.routing.aggregates import folded
 from shardids.client.routing.criteria import Named, Read, narrowed
 from shardids.client.routing.fanout import (
@@ -23,11 +25,13 @@ from shardids.client.routing.fanout import (
     plan,
 )
 from shardids.client.routing.models import facts_of
-from shardids.client.routing.nodes import SHARD, NodeSession, everywhere, settled
+from shardids.client.routing.nodes import SHARD, NodeSession, everywhere
 from shardids.client.routing.query_node import ENGINE, by_views
 from shardids.client.routing.sent import kinds_on, part_of, with_parts
 from shardids.client.routing.shapes import Check, conjuncts
 from shardids.errors import BadArgument, CannotCombine, FanOutRefused
+
+T = TypeVar("T")
 
 _AHEAD: Final = 50
 """How many keys more than are wanted are read at once, in case that others hold rows."""
@@ -35,12 +39,19 @@ _AHEAD: Final = 50
 _MOST_PAGES: Final = 8
 """The most plans that a statement keeps, one per LIMIT and OFFSET."""
 
-_READS: Final[WeakKeyDictionary[Any, tuple[bool, bool]]] = WeakKeyDictionary()
-"""For each compiled statement that passed the check: was it checked with old IDs, and does it read tables?"""
+_READS: Final[WeakKeyDictionary[Any, dict[tuple[bool, bool], bool]]] = WeakKeyDictionary()
+"""For each compiled statement that passed the check: does it read tables?
+
+It was checked with old IDs or without, and with folds or without: values of literals decide whether it folds,
+and statements that differ in their values only are compiled once.
+"""
 
 
 class Execution:
     """One execution of a statement that is not a matter of a single shard."""
+
+    _began: Placement | None = None
+    """The placement as the statement knew it when it asked its first shard."""
 
     def __init__(self, context: ORMExecuteState) -> None:
         self.context = context
@@ -71,8 +82,35 @@ class Execution:
             statement = self._by_keys(statement, refused)
             named = self._named(statement)
             shards = self._all_of(named)
-        results = self.session.in_each(shards, lambda shard: self._changed(statement, named, shard))
+        results = self.in_each(named, shards, lambda shard: self._changed(statement, named, shard))
         return results[0].merge(*results[1:])
+
+    def in_each(self, named: Named, shards: Sequence[int], do: Callable[[int], T]) -> list[T]:
+        """Return ``do(shard)`` of each shard; an error after the first fails the transaction.
+
+        Raises:
+            RowsUnsettled: rows of a key came to another shard meanwhile.
+        """
+        # A pool may let a session wait for longer than a move does between its announcement and the switch.
+        for node, _ in self._by_node(named, shards):
+            self.session.connection_of(node)
+
+        def checked(shard: int) -> T:
+            self._require_settled(shards)
+            return do(shard)
+
+        return self.session.in_each(shards, checked)
+
+    def _require_settled(self, shards: Sequence[int]) -> None:
+        """Require, before each question of one statement, that its answers are of rows in the same places.
+
+        Nothing is sent: moves wait for so long that this process has heard of them.
+
+        Raises:
+            RowsUnsettled: rows of a key came to another shard since the first question, or are about to.
+        """
+        if self._began is not None:
+            self._shards.placement.require_settled(shards, since=self._began)
 
     def asked(self, named: Named) -> Sequence[int]:
         """Return the shards that the statement asks.
@@ -111,11 +149,14 @@ class Execution:
         return Read(statement, self._given, self._shards).named()
 
     def _all_of(self, named: Named) -> Sequence[int]:
+        placement = self.session.settled(named.shards)
         if named.shards is None:
-            return everywhere(self._shards).shards
-        settled(self._shards, named.shards)
-        # Criteria that contradict each other find nothing, wherever they are asked.
-        return sorted(named.shards) or [0]
+            shards = everywhere(self._shards, placement).shards
+        else:
+            # Criteria that contradict each other find nothing, wherever they are asked.
+            shards = sorted(named.shards) or [0]
+        self._began = self._began or placement
+        return shards
 
     # UPDATE and DELETE.
 
@@ -184,14 +225,17 @@ class Execution:
             if how.locks:
                 return self._lock_some(statement, how, is_joined=shared.multiplies_rows)
             if shared.multiplies_rows:
-                return self._of_keys(statement, *self._keys(statement, limit=how.limit))
+                return self._of_keys(statement, *self._keys(statement, how, limit=how.limit))
         # Only now: what was refused has begun a transaction on one node, not on all.
-        asked = {self.session.node_connection(there[0]): there[1] for there in self._by_node(named, shards)}
+        asked = {self.session.connection_of(node): some for node, some in self._by_node(named, shards)}
         options = self.context.execution_options
         chunk = options.get("yield_per") or (
             options.get("max_row_buffer", 1000) if options.get("stream_results") else 0
         )
-        replay = answer(how, shared, asked, 0 if how.folds else chunk)
+        if how.folds or (how.keys and shared.multiplies_rows):
+            chunk = 0  # The rows of an object stay together, so that only all of them can be sorted.
+        check = partial(self._require_settled, shards)
+        replay = answer(how, shared, asked, check, chunk)
         return self.context.invoke_statement(
             statement,
             bind_arguments={"shard_id": shards[0]},
@@ -216,18 +260,18 @@ class Execution:
                 kept[key] = planned
         return planned
 
-    def _by_node(self, named: Named, shards: Sequence[int]) -> Iterable[tuple[int, Asked]]:
-        """Return what each node is asked, with one of its shards."""
+    def _by_node(self, named: Named, shards: Sequence[int]) -> Iterable[tuple[Node, Asked]]:
+        """Return what each node is asked; all by one placement."""
+        placement = self.session.settled(named.shards)
         if named.shards is None:
-            return [(shard, Asked(schemas)) for shard, schemas in everywhere(self._shards).by_node]
+            return [(node, Asked(schemas)) for node, schemas in everywhere(self._shards, placement).by_node]
         by_node: dict[str, list[int]] = defaultdict(list)
         for shard in shards:
-            # What is placed nowhere yet gets the cluster's error when its connection is asked for.
-            by_node[self._shards.placement.node_of.get(shard, "")].append(shard)
+            by_node[placement.locate(shard).name].append(shard)
         lists = named.lists.items()
         return [
             (
-                there[0],
+                placement.nodes[name],
                 Asked(
                     tuple(map(self._shards.schema_of, there)),
                     [{key: places.get(shard, ()) for key, places in lists} for shard in there]
@@ -235,19 +279,20 @@ class Execution:
                     else (),
                 ),
             )
-            for there in by_node.values()
+            for name, there in by_node.items()
         ]
 
     def _reads_tables(self, connection: Connection, shared: Any, how: MergePlan) -> bool:
         """Return whether a SELECT, whose shape is checked here, reads tables."""
         by_table = self._shards.old_ids is not None
-        with_old_ids, reads_tables = _READS.get(shared.compiled, (None, False))
-        if with_old_ids is not by_table:
+        known = _READS.setdefault(shared.compiled, {})
+        reads_tables = known.get((by_table, bool(how.folds)))
+        if reads_tables is None:
             # SQLAlchemy puts a LIMIT into a subquery where objects are several rows each.
             branch = how.branch.limit(None).offset(None)
             check = Check(branch, connection.dialect, by_table=by_table, kind_of=kinds_on(connection))
             reads_tables = check.select(folded if how.folds else None)
-            _READS[shared.compiled] = (by_table, reads_tables)
+            known[by_table, bool(how.folds)] = reads_tables
         return reads_tables
 
     def _in_shard(self, statement: Any, named: Named, shard: int, **options: Any) -> Result[Any]:
@@ -262,7 +307,7 @@ class Execution:
     # A LIMIT that the shards can't apply by themselves: first the keys of the rows, then the rows.
 
     def _keys(
-        self, statement: Any, *, limit: int | None, without: Sequence[Any] = ()
+        self, statement: Any, how: MergePlan, *, limit: int | None, without: Sequence[Any] = ()
     ) -> tuple[Any, list[Any]]:
         """Return the primary key of a SELECT's only table, and its values of the rows, in order and limited.
 
@@ -276,7 +321,9 @@ class Execution:
         options = part_of(statement, "with_options")
         criteria = tuple(one for one in options if isinstance(one, LoaderCriteriaOption))
         bare = with_parts(statement, with_options=criteria, for_update_arg=None)
-        keys = bare.with_only_columns(*key).limit(limit)
+        # By expressions, as names of other selected columns would mean nothing.
+        ordered = bare.order_by(None).order_by(*(one.clause() for one in how.keys))
+        keys = ordered.with_only_columns(*key).limit(limit)
         (only, *others) = keys.get_final_froms()
         if others or not key or (isinstance(only, Join) and not only.compare(source)):
             raise CannotCombine(
@@ -308,7 +355,7 @@ class Execution:
         while True:
             missing = how.limit - len(found)
             if not ahead:
-                key, ahead = self._keys(statement, limit=missing + _AHEAD, without=tried)
+                key, ahead = self._keys(statement, how, limit=missing + _AHEAD, without=tried)
             some, ahead = ahead[:missing], ahead[missing:]
             frozen = self._of_keys(statement, key, some).freeze()
             found += frozen().all()

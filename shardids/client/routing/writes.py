@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Final
 
-from sqlalchemy import ClauseElement, CursorResult, Insert, Result
+from sqlalchemy import BindParameter, ClauseElement, Column, CursorResult, Insert, Result, SelectBase, Table
+from sqlalchemy.dialects.postgresql.dml import OnConflictDoUpdate
 from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.sql import visitors
 
 from shardids.client.routing.criteria import Read, rows_in_values
-from shardids.client.routing.models import ShardFinder, Tells, default_key, facts_of, mapper_written
-from shardids.client.routing.nodes import NodeSession
+from shardids.client.routing.models import (
+    ShardFinder,
+    Tells,
+    default_key,
+    facts_of,
+    is_sharding_key,
+    mapper_written,
+)
+from shardids.client.routing.nodes import NodeSession, everywhere
 from shardids.client.routing.placing import shown_value
-from shardids.client.routing.sent import part_of, with_parts
+from shardids.client.routing.sent import clauses_of, part_of, with_parts
+from shardids.client.routing.shapes import refuse_subquery
 from shardids.client.routing.statements import Execution
-from shardids.errors import BadArgument, ShardidsError, WrongShard
+from shardids.errors import BadArgument, CannotCombine, ShardidsError, WrongShard
 
 _BESIDE: Final = "the session or bind_arguments"
 """What names a shard beside the statement."""
@@ -47,10 +59,97 @@ def insert_rows(context: ORMExecuteState, only: int | None) -> Result[Any]:
         with session.inserting(shard):
             return session.execute(statement, mine, execution_options=context.local_execution_options)
 
+    if only is None:
+        _require_known_keys(statement, read, by_shard)
+    if only is None and read.reading.selects:
+        require_own_rows(statement.get_children(), given, session, by_shard)
     results = session.in_each(by_shard, into)
     if len(results) > 1 and len(statement.exported_columns):
         return _in_order_of(list(by_shard.values()), results)
-    return _merged(results)
+    merged: Any = _merged(results)
+    if not hasattr(merged, "rowcount"):
+        merged.rowcount = -1  # As the driver counts several rows.
+    return merged  # type: ignore[no-any-return]  # a result
+
+
+def _require_known_keys(statement: Any, read: Read, shards: Collection[int]) -> None:
+    """Refuse sharding keys that would be of another shard than their rows, which nobody would find by them.
+
+    Raises:
+        BadArgument: SQL computes one.
+        WrongShard: ON CONFLICT sets one that is of another shard.
+    """
+    reading, conflict = read.reading, part_of(statement, "post_values_clause")
+    if reading.computed:
+        raise computed_key(reading.computed, f"a row of {reading.name}")
+    if not isinstance(conflict, OnConflictDoUpdate):
+        return
+    for column, value in dict(conflict.update_values_to_set).items():
+        name = str(getattr(column, "key", column))
+        if name in reading.keys and not (isinstance(value, Column) and value.key == name):
+            if not (isinstance(value, BindParameter) and value.unique):
+                raise computed_key(name, f"a row of {reading.name}")
+            given = value.effective_value
+            there = reading.telling[name].shard(given, read.finder)
+            if {*shards} != {there}:
+                raise WrongShard(
+                    f"ON CONFLICT sets {name} of a row of {reading.name} to {shown_value(given)},"
+                    f" which names shard {there}, and the row is in another",
+                    hint=f"Leave out {name}, or set it to excluded.{name}. Nothing was written.",
+                )
+
+
+def computed_key(key: str, of: str) -> BadArgument:
+    """Return the error for a sharding key that SQL computes."""
+    return BadArgument(
+        f"the sharding key {key} of {of} is an SQL expression, whose shard is not known before it is written",
+        hint="Give the value itself; or name the shard: session.execute(insert(…), …,"
+        ' bind_arguments={"shard_id": number}).',
+    )
+
+
+def require_own_rows(
+    written: Iterable[Any], given: Any, session: NodeSession, shards: Collection[int]
+) -> None:
+    """Refuse SELECTs in values to write that read other rows than those of the only shard.
+
+    Raises:
+        CannotCombine: there is one that neither names that shard nor reads reference tables only.
+    """
+    for part in written:
+        for select in _selects(part):
+            read, dialect = Read(select, given, session.shards), session.engine_of(min(shards)).dialect
+            # SQLAlchemy writes no schema there.
+            is_left_out = isinstance(part, OnConflictDoUpdate)
+            if not is_left_out and len(shards) == 1 and read.named().shards == frozenset(shards):
+                read.in_one_shard(lambda dialect=dialect: dialect)  # type: ignore[misc]  # a dialect
+            elif is_left_out or not read.of_references(lambda dialect=dialect: dialect):  # type: ignore[misc]
+                refuse_subquery(one.name for one in visitors.iterate(select) if isinstance(one, Table))
+
+
+def sql_of(value: Any) -> ClauseElement | None:
+    """Return the element of SQL that a value to write is; ``None`` if it is a value of Python."""
+    if not _is_sql(type(value)):  # type: ignore[arg-type]  # a class can be hashed
+        return None
+    element: ClauseElement = value if isinstance(value, ClauseElement) else value.__clause_element__()
+    return element
+
+
+@lru_cache(500)
+def _is_sql(type_: type) -> bool:
+    return issubclass(type_, ClauseElement) or hasattr(type_, "__clause_element__")
+
+
+def _selects(element: Any) -> Iterator[Any]:
+    """Yield the outermost SELECTs in an element of SQL."""
+    if isinstance(element, SelectBase):
+        yield element
+    elif isinstance(element, OnConflictDoUpdate):
+        # SQLAlchemy 2.0 does not give them as its children.
+        values = (*dict(element.update_values_to_set).values(), element.update_whereclause)
+        yield from chain.from_iterable(_selects(one) for one in values if isinstance(one, ClauseElement))
+    else:
+        yield from chain.from_iterable(map(_selects, element.get_children()))
 
 
 def _insert_selected(context: ORMExecuteState, session: NodeSession, statement: Any) -> Result[Any]:
@@ -61,11 +160,22 @@ def _insert_selected(context: ORMExecuteState, session: NodeSession, statement: 
         CannotCombine: the SELECT reads rows of several shards for one row, or computes over them.
     """
     execution = Execution(context)
-    telling = Read(statement, None, session.shards).reading.telling
+    read = Read(statement, None, session.shards)
+    telling = read.reading.telling
     check = execution.check(statement.select)
     check.select()
     found = []
     names = part_of(statement, "select_names")
+    missing = [
+        one.key
+        for one in statement.table.columns
+        if is_sharding_key(one) and one.default and one.key not in names
+    ]
+    if missing:
+        raise BadArgument(
+            f"INSERT … SELECT over several shards would give one {missing[0]} to the rows of all shards",
+            hint="Select it.",
+        )
     for name, column in zip(names, statement.select.selected_columns, strict=True):
         if name in telling:
             source, trait = check.top.trait(column) or (None, None)
@@ -83,14 +193,25 @@ def _insert_selected(context: ORMExecuteState, session: NodeSession, statement: 
             f"cannot determine the shard of a row of {statement.table.name} in INSERT … SELECT",
             hint=f'Select one of {", ".join(telling)}, or name the shard: bind_arguments={{"shard_id": n}}.',
         )
-    shards = execution.asked(Read(statement.select, context.parameters, session.shards).named())
+    named = Read(statement.select, context.parameters, session.shards).named()
+    shards = execution.asked(named)
+    if len(shards) > 1 and clauses_of(statement.select).are_cut:
+        raise CannotCombine(
+            f"INSERT … SELECT into {statement.table.name} concerns {len(shards)} shards, and each would apply"
+            " its LIMIT or OFFSET",
+            hint="Select the limited IDs first, and insert the rows that have them: where(….in_(ids)).",
+        )
+    _require_known_keys(statement, read, shards)
+    beside = [one for one in statement.get_children() if one is not statement.select]
+    require_own_rows(beside, context.parameters, session, shards)
 
     def into(shard: int) -> Result[Any]:
         with session.inserting(shard):
             options = {**context.local_execution_options, "preserve_rowcount": True}
             return session.execute(statement, context.parameters, execution_options=options)
 
-    return _merged(session.in_each(shards, into))
+    results = execution.in_each(named, shards, into)
+    return _in_order_of([], results) if len(statement.exported_columns) else _merged(results)
 
 
 def update_by_key(context: ORMExecuteState) -> Result[Any]:
@@ -98,6 +219,10 @@ def update_by_key(context: ORMExecuteState) -> Result[Any]:
     session: NodeSession = context.session  # type: ignore[assignment]  # it is one
     read = Read(context.statement, None, session.shards)
     by_shard: dict[int, list[Any]] = defaultdict(list)
+    if read.reading.selects:
+        require_own_rows(
+            [context.statement], None, session, everywhere(session.shards, session.settled()).shards
+        )
     for row in context.parameters or ():
         by_shard[shard_of_row(row, read, None)].append(row)  # type: ignore[arg-type]  # a mapping
 
@@ -146,11 +271,7 @@ def _one_row_a_time(statement: Any, rows: list[dict[str, Any]]) -> Any:
     Raises:
         BadArgument: one of several rows has an SQL expression.
     """
-    if any(
-        hasattr(value, "__clause_element__") or isinstance(value, ClauseElement)
-        for row in rows
-        for value in row.values()
-    ):
+    if any(sql_of(value) is not None for row in rows for value in row.values()):
         raise BadArgument(
             "values([…]) with an SQL expression can't be sent to several shards",
             hint='Insert these rows one by one, or name the shard: bind_arguments={"shard_id": number}.',
