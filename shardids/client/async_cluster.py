@@ -187,7 +187,9 @@ class AsyncCluster:
         """
         options = {"create": _create_engine} | engine_options
         cluster = cls(await to_thread(Cluster.connect, catalog_url, listen=listen, **options))
-        cluster.sync_cluster._followed.on_arrival = partial(cluster._on_arrival, get_running_loop())
+        followed = cluster.sync_cluster._followed
+        followed.on_arrival = partial(cluster._on_arrival, get_running_loop())
+        await to_thread(followed.follow)
         return cluster
 
     def _on_arrival(self, loop: AbstractEventLoop, *move: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,8 +18,33 @@ _MOST_RESERVED = 16_777_216
 """The highest ``max_reserve`` that a node can be set to."""
 
 
+class Computed(Sequence[int], ABC):
+    """A sequence of ``size`` ints that are made when they are asked for."""
+
+    __slots__ = ()
+    size: int
+
+    @abstractmethod
+    def _at(self, places: range) -> list[int]:
+        """Return the items at some places."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        places = range(self.size)[index]
+        return self._at(places) if isinstance(places, range) else self._at(range(places, places + 1))[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self[:])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdBlock(Sequence[int]):
+class IdBlock(Computed):
     """IDs reserved for the caller: consecutive ticks of one shard, in order.
 
     A sequence of ints that makes each ID when it is asked for. Unused IDs are lost, which is harmless.
@@ -35,29 +61,16 @@ class IdBlock(Sequence[int]):
     first_tick: int
     size: int
 
-    def __len__(self) -> int:
-        return self.size
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        position = range(self.size)[index]
-        ms, sequence = divmod(self.first_tick + position, self.layout.sequence_limit)
-        return self.layout.encode(ms=ms, shard=self.shard, sequence=sequence)
+    def _at(self, places: range) -> list[int]:
+        ticks = (divmod(self.first_tick + place, self.layout.sequence_limit) for place in places)
+        return [self.layout.encode(ms=ms, shard=self.shard, sequence=sequence) for ms, sequence in ticks]
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self._runs())
+        return chain.from_iterable(self.runs(0, self.size))
 
-    def __reversed__(self) -> Iterator[int]:
-        return (self[i] for i in range(self.size - 1, -1, -1))
-
-    def _runs(self) -> Iterator[range]:
-        """Yield the IDs of each ms in turn: within a ms they are consecutive integers."""
-        tick, end = self.first_tick, self.first_tick + self.size
+    def runs(self, start: int, stop: int) -> Iterator[range]:
+        """Yield the IDs from one place to another as ranges, one per ms: within it they are consecutive."""
+        tick, end = self.first_tick + start, self.first_tick + stop
         while tick < end:
             ms, sequence = divmod(tick, self.layout.sequence_limit)
             length = min(end - tick, self.layout.sequence_limit - sequence)

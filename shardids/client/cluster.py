@@ -17,7 +17,13 @@ from shardids.catalog.query_node import QueryNode, query_node_of
 from shardids.catalog.references import WITHIN_S
 from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog, Description
-from shardids.catalog.topology import Node, Placement, schema_name, shard_for_key, shard_of_digest
+from shardids.catalog.topology import (
+    Node,
+    Placement,
+    no_shard,
+    schema_name,
+    shard_of_digest,
+)
 from shardids.client.breaker import Breakers
 from shardids.client.engines import NodeEngines, substitute
 from shardids.client.lookups import Claims, shard_of_criterion
@@ -34,7 +40,7 @@ from shardids.client.shard import ById, ByKey, ByLookup, ByNumber, SessionOption
 from shardids.client.tracing import Traces
 from shardids.errors import BadArgument, UnknownId
 from shardids.ids import DecodedId, Layout
-from shardids.ids.text import as_integer, checked_integer, shown
+from shardids.ids.text import as_integer, checked_integer
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
@@ -52,8 +58,8 @@ class Cluster:
     number of shards. It keeps routing by the placement it knows while the catalog is down.
 
     From the first use of the placement or the directory of keys on, a thread listens to the catalog over its
-    own connection, so that a change is known as soon as it is committed. After a fork the child makes its own
-    connections.
+    own connection, so that a change is known as soon as it is committed. That use waits until the placement
+    is read once more, for changes since :meth:`connect`. After a fork the child makes its own connections.
 
     Attributes:
         decisions: what sessions share that commit on several nodes.
@@ -164,7 +170,10 @@ class Cluster:
 
     @property
     def shard_count(self) -> int:
-        """The number of logical shards, which are 0 … shard_count - 1."""
+        """The number of shards that keys are hashed over: 0 … shard_count - 1.
+
+        A key may have its own shard, after these: ``placement.all_shards()`` has all.
+        """
         return self._description.shard_count
 
     @property
@@ -198,10 +207,8 @@ class Cluster:
             there = existing_region(region, self.placement.regions)
             home = homes.shard_of(digest_of(key, region)) if homes else None
             return there.shard_for(key) if home is None else home
-        if not homes:
-            return shard_for_key(key, self.shard_count)
         digest = digest_of(key)
-        home = homes.shard_of(digest)
+        home = homes.shard_of(digest) if homes else None
         return shard_of_digest(digest, self.shard_count) if home is None else home
 
     def decode(self, id_: int) -> DecodedId:
@@ -489,9 +496,6 @@ class Cluster:
 
     def _checked(self, shard: int | None) -> int:
         number = shard if type(shard) is int else as_integer("a shard", shard)
-        if not 0 <= number < self.shard_count:
-            raise BadArgument(
-                f"shard {shown(number)} does not exist in this cluster",
-                hint=f"Shards are numbered 0 to {self.shard_count - 1}.",
-            )
+        if not 0 <= number < self.shard_count and not self.placement.has(number, self.shard_count):
+            raise no_shard(number, self.placement.total(self.shard_count))
         return number

@@ -150,6 +150,8 @@ class NodeEngines:
                     # Past SQLAlchemy: no session runs it.
                     with suppress(psycopg.Error), closing(connection.connection.cursor()) as cursor:
                         cursor.execute(draw)
+                        # The activation waits for whoever has the shard's sequence open.
+                        connection.connection.rollback()
 
     def for_copying(self) -> NodeEngines:
         """Return engines of psycopg's blocking mode, with the same logins and ``connect_args``.

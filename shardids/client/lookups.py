@@ -134,6 +134,30 @@ class Claims:
             given_up += [row[0] for row in gone]
         return given_up
 
+    def redirect(self, lookup: Lookup, values: Sequence[Value], source: int, target: int) -> None:
+        """Let claims for a shard be for the other one that the rows have gone to. Idempotent.
+
+        The rows are in both shards meanwhile, so that each claim is of a shard with the row.
+
+        Raises:
+            LookupBusy: others change the claims all the time.
+        """
+        registered, left = self._registered(lookup), list(values)
+        for _ in range(_ROUNDS):
+            found = {
+                value: stamped
+                for value, stamped in self._find(lookup, registered, left).items()
+                if stamped[0] == source
+            }
+            taken_ = self._take(lookup, registered, dict.fromkeys(found, target), found) if found else set()
+            left = [value for value in found if value not in taken_]
+            if not left:
+                return
+        raise LookupBusy(
+            f"{lookup}: can't change the claim of {shown(left[0])}: others have changed it {_ROUNDS} times",
+            hint="Run it again.",
+        )
+
     def ask(self, shard: int, statement: str, *given: Any) -> list[Any]:
         """Run a statement in its own transaction on the owner of a shard, and return its rows."""
         found: list[Any] = []
@@ -312,7 +336,11 @@ class Claims:
 
     def _exists(self, shard: int) -> bool:
         """Return whether the cluster has such a shard: a claim for another one is free."""
-        return 0 <= shard < self._shard_count
+        if self._followed.current.has(shard, self._shard_count):
+            return True
+        # It may have been made since.
+        self._followed.try_refresh(_FRESH_S)
+        return self._followed.current.has(shard, self._shard_count)
 
     def _by_claims(self, values: Iterable[Value]) -> dict[int, list[Value]]:
         by_shard: dict[int, list[Value]] = defaultdict(list)

@@ -179,6 +179,7 @@ class KnownOldIds:
         placement.require_settled()
         for name, shards in placement.by_node(placement.all_shards()).items():
             with self._engines.of(placement.nodes[name]).connect() as connection:
+                self._followed.current.require_settled(since=placement)
                 # Without parameters a % in a name is not a placeholder.
                 asked = connection.execution_options(no_parameters=True)
                 for some in batches(shards, _SHARDS_A_TIME):

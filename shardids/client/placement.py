@@ -60,6 +60,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 _CLOSING_S = 1.0
 """How long :meth:`PlacementListener.close` waits for a thread that is connecting."""
 
+_FIRST_READ_S = 5.0
+"""How long the first use waits for the placement that is read once the catalog is listened to."""
+
 _LONGEST_READ_S = 10.0
 """How long a read of the placement waits for the previous one before it overtakes it."""
 
@@ -79,6 +82,8 @@ class MustBeAwaited(BadArgument):
 
 class FollowedPlacement:
     """The placement as last read. From its first use on, a thread keeps it current.
+
+    The first use waits until it is read again: changes since it was read first were not notified.
 
     Args:
         catalog: where it is read.
@@ -108,25 +113,41 @@ class FollowedPlacement:
         self._homes = NO_HOMES
         self._placement = catalog.placement()
         self._homes = self._homes_with(self._placement)
+        self._listener = PlacementListener(catalog.url, self._heed, self._expect) if listen else None
         self._reset()
         in_child(self, FollowedPlacement._reset)
-        self._listener = PlacementListener(catalog.url, self._heed, self._expect) if listen else None
         if self._listener:
             finalize(self, self._listener.close)
 
     @property
     def current(self) -> Placement:
         """The placement as last read."""
-        if self._listener:
-            self._listener.start()
+        if not self._is_followed:
+            self.follow()
         return self._placement
 
     @property
     def homes(self) -> KnownHomes:
         """The directory of keys as last read."""
-        if self._listener:
-            self._listener.start()
+        if not self._is_followed:
+            self.follow()
         return self._homes
+
+    def follow(self) -> None:
+        """Start to listen, and wait until the placement is read once more, or can't be: see the class.
+
+        An event loop's own code does not wait: :meth:`shardids.AsyncCluster.connect` has, in a thread.
+        """
+        if self._listener is not None:
+            self._listener.start()
+            with suppress(MustBeAwaited):
+                self.asked(partial(self._await_listener, self._listener), "the placement is read")
+                self._is_followed = True
+
+    @staticmethod
+    def _await_listener(listener: PlacementListener) -> None:
+        if not listener.has_tried.wait(_FIRST_READ_S):
+            _warn_of_known("the catalog has not answered in time")
 
     @property
     def last_read(self) -> Placement:
@@ -162,14 +183,16 @@ class FollowedPlacement:
         placement = self._catalog.placement()
         homes = self._homes_with(placement)
         with self._lock:
-            if homes.version > self._homes.version:
-                self._homes = homes
-            if placement.old_ids is not None and placement.old_ids == self._placement.old_ids:
-                placement = replace(placement, old_ids=self._placement.old_ids)
+            known = max(self._homes, homes, key=lambda one: one.version)
             is_newer = placement.version > self._placement.version
             # Two readers may return in the opposite order.
-            if placement.version >= self._placement.version:
-                self._placement = placement
+            if placement.version < self._placement.version:
+                placement = self._placement
+            if placement.old_ids is not None and placement.old_ids == self._placement.old_ids:
+                placement = replace(placement, old_ids=self._placement.old_ids)
+            # The directory was read later. Who routes by it can tell by the placement that it has changed.
+            self._placement = replace(placement, homes_version=known.version)
+            self._homes = known
             watchers = list(self._watchers) if is_newer else []
         for tell in watchers:
             tell()
@@ -179,8 +202,7 @@ class FollowedPlacement:
         known = self._homes
         if placement.homes_version == known.version:
             return known
-        with self._catalog.engine.connect() as connection:
-            return read_known(connection, known)
+        return read_known(self._catalog.engine, known)
 
     def _heed(self) -> None:
         """Read it after a notification, for all that ask meanwhile. Raises as :meth:`refresh` does."""
@@ -208,7 +230,7 @@ class FollowedPlacement:
             reason = "the catalog has not answered in time"
         else:
             return True
-        log.warning("shardids: routing continues with the known placement: %s", reason)
+        _warn_of_known(reason)
         return False
 
     def _next_read(self) -> Future[None]:
@@ -281,9 +303,14 @@ class FollowedPlacement:
         # Also in the child of a fork, where a thread that does not exist there may hold the old lock.
         self._lock, self._is_expecting = Lock(), Lock()
         self._watchers: list[Callable[[], object]] = []
+        self._is_followed = self._listener is None
         self._next = None
         self._running = Future()
         self._running.set_result(None)
+
+
+def _warn_of_known(reason: str) -> None:
+    log.warning("shardids: routing continues with the known placement: %s", reason)
 
 
 class Attempts:
@@ -478,6 +505,9 @@ class PlacementListener:
         catalog_url: the catalog, not through a pooler in transaction mode: LISTEN needs its own session.
         on_change: a bound method, called in the thread. Its object is held weakly.
         on_arrival: likewise; called with the notice of a move that is about to end.
+
+    Attributes:
+        has_tried: set when ``on_change`` was called once, or the catalog could not be listened to.
     """
 
     def __init__(
@@ -503,6 +533,7 @@ class PlacementListener:
         # Also in the child of a fork, which does not have the thread.
         self._lock = Lock()
         self._closing = Event()
+        self.has_tried = Event()
         self._thread = None
         if self._bell is not None:
             self._bell.close()
@@ -522,6 +553,7 @@ class PlacementListener:
     def close(self) -> None:
         """Stop the thread and its connection for good, within a second even while it is connecting."""
         self._closing.set()
+        self.has_tried.set()
         with self._lock:
             thread, bell, self._bell = self._thread, self._bell, None
         if bell is not None:
@@ -536,13 +568,14 @@ class PlacementListener:
             wait=wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
             sleep=sleep_using_event(self._closing),
             stop=stop_when_event_set(self._closing),
-            before_sleep=_log_loss,
+            before_sleep=self._note_loss,
             retry_error_callback=lambda _state: None,
         )
         with ear:
             for attempt in attempts:
                 with attempt, self._listening() as connection:
                     if self._tell():
+                        self.has_tried.set()
                         # The waits grow with this number: start over.
                         attempt.retry_state.attempt_number = 1
                         self._follow(connection, ear)
@@ -586,8 +619,8 @@ class PlacementListener:
         on_change()
         return True
 
-
-def _log_loss(state: RetryCallState) -> None:
-    reason, _, _ = str(state.outcome and state.outcome.exception()).partition("\n")
-    level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
-    log.log(level, "shardids: changes of the placement are missed until the catalog answers: %s", reason)
+    def _note_loss(self, state: RetryCallState) -> None:
+        reason, _, _ = str(state.outcome and state.outcome.exception()).partition("\n")
+        level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
+        log.log(level, "shardids: changes of the placement are missed until the catalog answers: %s", reason)
+        self.has_tried.set()

@@ -27,6 +27,7 @@ from shardids.errors import (
 )
 from shardids.ids.layout import DEFAULT
 from tests.conftest import dsn
+from tests.integration.test_listener import LISTENING
 from tests.support import moves_by_hand
 from tests.support.clusters import connected, sessions
 from tests.support.moves_by_hand import SHARD, Base, Note, draw_at_commit, two_nodes, words_on
@@ -256,6 +257,30 @@ def test_run_goes_to_the_new_node(run: Callable[[Test], None], nodes: dict[str, 
     run(test)
     assert words_on(nodes["a"]) == ["before"]
     assert words_on(nodes["b"]) == ["before", "after"]
+
+
+def test_it_listens_from_connect_on(nodes: dict[str, URL], admin: psycopg.Connection) -> None:
+    async def main() -> None:
+        async with await AsyncCluster.connect(nodes["catalog"]) as cluster:
+            assert admin.execute(LISTENING, [nodes["catalog"].database]).fetchone() == (1,)
+            assert cluster.node_of(SHARD).name == "a"
+
+    asyncio.run(main())
+
+
+def test_a_kept_snapshot_is_not_asked_about_a_shard_that_has_moved_since(
+    run: Callable[..., None], nodes: dict[str, URL]
+) -> None:
+    async def test(cluster: AsyncCluster) -> None:
+        async with cluster.sharded_session() as session:
+            assert (await session.scalars(select(Note.words))).all() == []
+            moves_by_hand.place(nodes["catalog"], SHARD, "b")
+            assert await cluster.refresh()
+            for _ in range(2):
+                with pytest.raises(ShardMoved, match=f'shard {SHARD} moved from node "a" to node "b" after'):
+                    await session.scalars(select(Note.words))
+
+    run(test, isolation_level="REPEATABLE READ")
 
 
 @pytest.mark.parametrize("listen", [True, False])

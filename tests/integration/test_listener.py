@@ -19,11 +19,13 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from shardids import Cluster
+from shardids.catalog.keys.homes import put_home
 from shardids.client.placement import PlacementListener
 from shardids.errors import ConnectionFailed
 from shardids.pg.connections import open_engine
 from tests.conftest import MakeDatabase, dsn, found_cluster
 from tests.support.clusters import catalog_at, connected, environment, sessions
+from tests.support.proxy import Proxy
 from tests.support.waiting import PATIENCE_S, wait_for
 
 LISTENING = (
@@ -169,6 +171,53 @@ def test_it_starts_with_the_first_use_and_ends_with_close(
         assert deaf.node_of(2).name == "a"
         assert deaf.refresh()
         assert deaf.node_of(2).name == "b"
+
+
+def test_the_first_use_knows_what_changed_since_connect(url: URL) -> None:
+    with Cluster.connect(url) as cluster:
+        place(url, "b")
+        assert cluster.node_of(2).name == "b"
+    with Cluster.connect(url) as cluster:
+        with catalog_at(url) as catalog:
+            put_home(catalog, "text", "ann", 3)
+        assert cluster.shard_for("ann") == 3
+
+
+def test_the_first_use_goes_by_the_known_placement_where_the_catalog_is_gone(
+    make_database: MakeDatabase,
+    blank_database: Callable[[], URL],
+    admin: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, node = make_database(), blank_database()
+    found_cluster(url, {"a": node}, 4)
+    with Cluster.connect(url) as cluster:
+        admin.execute(f"drop database {url.database} with (force)")
+        with soon(4):
+            assert cluster.node_of(2).name == "a"
+        assert "missed until the catalog answers" in caplog.text
+
+
+def test_the_first_use_waits_a_bounded_time_for_a_catalog_that_is_silent(
+    url: URL, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardids.client.placement._FIRST_READ_S", 0.2)
+    with (
+        Proxy(int(url.port or 5432)) as proxy,
+        Cluster.connect(url.set(host="127.0.0.1", port=proxy.port)) as cluster,
+    ):
+        proxy.swallow()
+        assert cluster.node_of(2).name == "a"
+        assert "routing continues with the known placement" in caplog.text
+
+
+def test_a_change_while_the_connection_is_lost_is_read_when_it_is_back(
+    cluster: Cluster, url: URL, admin: psycopg.Connection
+) -> None:
+    ending = LISTENING.replace("count(*)", "pg_terminate_backend(pid, 5000)")
+    assert admin.execute(ending, [url.database]).fetchall() == [(True,)]
+    place(url, "b")
+    wait_for(lambda: cluster.node_of(2).name == "b", "the change is seen")
 
 
 @pytest.fixture

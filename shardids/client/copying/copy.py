@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS: Final = 1 << 22
 _ROWS_BETWEEN_CHECKS: Final = 1_000
+_NUMBERS: Final = "CopyFailed.copied has their numbers."
 _LINE: Final = re.compile(r"^COPY .*?, \S+ (\d+)(?:$|[:,])", re.DOTALL)
 """How PostgreSQL says which row of a COPY failed, in any language that puts a word before the number."""
 
@@ -206,7 +207,7 @@ class _Sender:
                 except Exception as error:
                     row = first + len(some) - length_hint(left) - 1
                     raise RowRefused(block.numbers[row], error) from error
-        return Copied(shard=block.shard, node=node.name, rows=block.numbers, ids=ids)
+        return Copied(shard=block.shard, node=node.name, rows=[*block.numbers], ids=ids)
 
     def _refused(self, block: Block[Row], first: int, dialect: Dialect, error: Exception) -> RowRefused:
         """Return the error for the first row, from that place on, whose values can't be had."""
@@ -218,8 +219,10 @@ class _Sender:
         return RowRefused(block.numbers[first], error)
 
 
-def copy_failed(table: str, failed: BlockFailed, copied: Mapping[int, int]) -> CopyFailed:
-    """Return the error for a block that failed."""
+def copy_failed(
+    table: str, failed: BlockFailed, copied: Mapping[int, int], then: str = _NUMBERS
+) -> CopyFailed:
+    """Return the error for a block that failed; ``then`` says what follows for rows that are committed."""
     block, error = failed.block, failed.error
     row = error.row if isinstance(error, RowRefused) else failed_row(error, block)
     first, last = block.numbers[0], block.numbers[-1]
@@ -232,7 +235,7 @@ def copy_failed(table: str, failed: BlockFailed, copied: Mapping[int, int]) -> C
     reason, hint = in_words(error)
     return CopyFailed(
         f"{what} of {table} {done} into {where}: {reason}",
-        hint=f"{hint} {_before(copied)}".strip(),
+        hint=f"{hint} {_before(copied, then)}".strip(),
         copied=copied,
         shard=block.shard,
         node=node,
@@ -278,13 +281,10 @@ def _ended(table: str, error: Exception, copied: Mapping[int, int]) -> CopyFaile
     )
 
 
-def _before(copied: Mapping[int, int]) -> str:
+def _before(copied: Mapping[int, int], then: str = _NUMBERS) -> str:
     if not copied:
         return "Nothing was copied."
-    return (
-        f"{sum(copied.values()):,} rows are committed, in each shard the first of its rows: CopyFailed.copied"
-        " has their numbers."
-    )
+    return f"{sum(copied.values()):,} rows are committed, in each shard the first of its rows: {then}"
 
 
 async def copied_in_thread(cluster: Cluster, table: Any, rows: Any, settings: CopySettings) -> CopyReport:

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from threading import Event
+from dataclasses import dataclass
+from itertools import compress, islice
+from threading import Event, Lock
 from typing import Any, Final, Generic, TypeVar, cast
 
 import psycopg
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from shardids.catalog.topology import Node
-from shardids.client.blocks import IdBlock
+from shardids.client.blocks import Computed, IdBlock
 from shardids.client.placement import Attempts, FollowedPlacement
 from shardids.errors import CommitUncertain, ShardidsError
 from shardids.pg.connections import translate
@@ -24,7 +25,7 @@ Item = TypeVar("Item")
 
 ROWS_A_TRANSACTION: Final = 50_000
 """The most rows that one transaction copies."""
-_ROWS_A_BLOCK: Final = 1_000
+_ROWS_A_BLOCK: Final = 4_000
 """Rows per shard: a COPY of as many takes much longer than the statements around it."""
 _TRANSACTIONS_IN_MEMORY: Final = 10
 """The most rows that wait for their shards, in transactions."""
@@ -53,14 +54,71 @@ def quietly(_copied: Copied) -> None:
     """Report no progress."""
 
 
+class Gathered:
+    """The numbers of rows that were gathered: by shard only once they are asked for, which is seldom."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[Sequence[int], Sequence[int]]] = []
+        self._by_shard: dict[int, list[int]] = {}
+        self._lock = Lock()
+        self.last = 0
+        """The number of the last row."""
+
+    def add(self, shards: Sequence[int], numbers: Sequence[int]) -> None:
+        """Add rows, at least one, with their shards."""
+        self._chunks.append((shards, numbers))
+        self.last = numbers[-1]
+
+    def number(self, shard: int, place: int) -> int:
+        """Return the number of one row of a shard, once all are added."""
+        with self._lock:
+            if self._by_shard:
+                return self._by_shard[shard][place]
+            for shards, numbers in self._chunks:
+                count = shards.count(shard)
+                if place < count:
+                    return next(islice(compress(numbers, map(shard.__eq__, shards)), place, None))
+                place -= count
+        raise IndexError(place)
+
+    def of(self, shard: int) -> list[int]:
+        """Return the numbers of a shard's rows, once all are added."""
+        with self._lock:
+            for shards, numbers in self._chunks:
+                for one in set(shards).difference(self._by_shard):
+                    self._by_shard[one] = []
+                deque(map(list.append, map(self._by_shard.__getitem__, shards), numbers), maxlen=0)
+            self._chunks = []
+            return self._by_shard[shard]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers(Computed):
+    """The numbers of a block's rows, from a place among those that were gathered for its shard."""
+
+    gathered: Gathered
+    shard: int
+    start: int
+    size: int
+
+    def _at(self, places: range) -> list[int]:
+        found = self.gathered.of(self.shard)
+        return [found[self.start + place] for place in places]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block(Generic[Item]):
-    """Rows of one shard, and their numbers; ``before`` is how many of the shard's rows came before."""
+    """Rows of one shard, and their numbers.
+
+    ``before`` is how many of the shard's rows came before. All its rows with numbers up to ``through`` are in
+    this block or came before it.
+    """
 
     shard: int
-    before: int = 0
-    items: list[Item] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    before: int
+    through: int
+    items: Sequence[Item]
+    numbers: Numbers
 
 
 class BlockFailed(Exception):
@@ -112,7 +170,8 @@ class Lanes(Generic[Item]):
     ) -> None:
         self._followed, self._engine_of, self._send_blocks = followed, engine_of, send
         self._rows, self._patience_s, self._on_copied = rows_a_transaction, patience_s, on_copied
-        self._blocks: dict[int, Block[Item]] = {}
+        self._waiting: dict[int, list[Item]] = {}
+        self._gathered = Gathered()
         self._buffered = 0
         self._rows_of: dict[int, int] = {}
         self._lane_of: dict[int, str] = {}
@@ -144,50 +203,52 @@ class Lanes(Generic[Item]):
             self._end()
 
     def _take(self, shards: Sequence[int], items: Sequence[Item], numbers: Sequence[int]) -> None:
-        blocks = self._blocks
-        for shard in set(shards).difference(blocks):
-            blocks[shard] = Block(shard=shard, before=self._rows_of.get(shard, 0))
-        if len(blocks) == 1:
-            block = blocks[shards[0]]
-            block.items.extend(items)
-            block.numbers.extend(numbers)
+        if not shards:
+            return
+        waiting = self._waiting
+        for shard in set(shards).difference(waiting):
+            waiting[shard] = []
+        if len(waiting) == 1:
+            waiting[shards[0]].extend(items)
         else:
-            adding = {shard: (block.items.append, block.numbers.append) for shard, block in blocks.items()}
-            for shard, item, number in zip(shards, items, numbers, strict=True):
-                add_item, add_number = adding[shard]
-                add_item(item)
-                add_number(number)
+            # Calls in C: a loop would take twice as long.
+            deque(map(list.append, map(waiting.__getitem__, shards), items), maxlen=0)
+        self._gathered.add(shards, numbers)
         self._buffered += len(items)
-        wanted = max(self._rows, _ROWS_A_BLOCK * len(blocks))
+        wanted = max(self._rows, _ROWS_A_BLOCK * len(waiting))
         if self._buffered >= min(wanted, self._rows * _TRANSACTIONS_IN_MEMORY):
             self._flush()
 
     def _flush(self) -> None:
         """Send on all rows; wait while their nodes have enough to do."""
         transactions: dict[str, list[Block[Item]]] = {}
-        for whole in self._blocks.values():
-            lane = self._lane_of.get(whole.shard)
-            if lane is None:
-                lane = self._lane_of[whole.shard] = self._located(whole)
-            self._rows_of[whole.shard] = whole.before + len(whole.items)
-            for block in self._cut(whole):
+        for shard, items in self._waiting.items():
+            for block in self._cut(shard, items):
+                lane = self._lane_of.get(shard)
+                if lane is None:
+                    lane = self._lane_of[shard] = self._located(block)
                 blocks = transactions.setdefault(lane, [])
                 if blocks and sum(len(one.items) for one in blocks) + len(block.items) > self._rows:
                     self._submit(lane, blocks)
                     blocks = transactions[lane] = []
                 blocks.append(block)
-        self._blocks, self._buffered = {}, 0
+            self._rows_of[shard] = self._rows_of.get(shard, 0) + len(items)
+        self._waiting, self._gathered, self._buffered = {}, Gathered(), 0
         for lane, blocks in transactions.items():
             self._submit(lane, blocks)
 
-    def _cut(self, whole: Block[Item]) -> Iterator[Block[Item]]:
-        for start in range(0, len(whole.items), self._rows):
-            end = start + self._rows
+    def _cut(self, shard: int, items: Sequence[Item]) -> Iterator[Block[Item]]:
+        before = self._rows_of.get(shard, 0)
+        for start in range(0, len(items), self._rows):
+            some = items[start : start + self._rows]
+            end = start + len(some)
+            is_last = end == len(items)
             yield Block(
-                shard=whole.shard,
-                before=whole.before + start,
-                items=whole.items[start:end],
-                numbers=whole.numbers[start:end],
+                shard=shard,
+                before=before + start,
+                through=self._gathered.last if is_last else self._gathered.number(shard, end - 1),
+                items=some,
+                numbers=Numbers(gathered=self._gathered, shard=shard, start=start, size=len(some)),
             )
 
     def _submit(self, lane: str, blocks: list[Block[Item]]) -> None:
@@ -201,7 +262,7 @@ class Lanes(Generic[Item]):
         try:
             return self._followed.current.locate(block.shard).name
         except ShardidsError as error:
-            raise BlockFailed(block, None, error) from error
+            raise self._failed(block, None, error) from error
 
     def _collect(self, lane: str, *, most: int) -> None:
         """Wait until a lane has at most so many transactions, and report those that are done."""

@@ -74,8 +74,11 @@ def target_of(
     region: str | None = None,
     id_: Any = None,
     shard: int | None = None,
+    spelled: Callable[[str], str] = "{}=".format,
 ) -> CopyTarget:
     """Return the table with the columns that rows of these names have; ``region`` is that of all keys.
+
+    ``spelled`` writes the name of an argument as the caller's user gives it: in errors.
 
     Raises:
         BadArgument: it is not a table in each shard, has no such columns, or one whose values COPY can't
@@ -97,19 +100,22 @@ def target_of(
         _refuse_expressions(column)
     named = [_column(name, found, mapper) for name in (key, id_) if name is not None]
     if len(named) + (shard is not None) > 1:
-        raise BadArgument("copy() takes at most one of key=, id= and shard=")
+        raise BadArgument(
+            f"at most one of {spelled('key')}, {spelled('id')} and {spelled('shard')} can name the shards"
+        )
     if region is not None and key is None:
-        raise BadArgument("region= names the region of keys, and requires key=")
+        raise BadArgument(f"{spelled('region')} names the region of keys, and requires {spelled('key')}")
     telling = {at: tells for at, column in enumerate(columns) if (tells := how_it_tells(column)) is not None}
     place = None
     if named:
         place = _place(named[0], columns, found)
-        telling[place] = _tells(named[0], telling.get(place), by_id=id_ is not None, region=region)
+        known = telling.get(place)
+        telling[place] = _tells(named[0], known, by_id=id_ is not None, region=region, spelled=spelled)
     if not telling and shard is None:
         raise BadArgument(
             f"cannot determine the shards of the rows of {found.name}",
-            hint="Name the column to shard by with key=, a column that holds IDs with id=, or one shard with"
-            " shard=.",
+            hint=f"Name the column to shard by with {spelled('key')}, a column that holds IDs with"
+            f" {spelled('id')}, or one shard with {spelled('shard')}.",
         )
     return CopyTarget(
         name=found.name, id_column=id_column, columns=columns, given=len(given), telling=telling, key=place
@@ -119,7 +125,7 @@ def target_of(
 class Router:
     """A finder of the shards of rows, which remembers the shards of earlier keys.
 
-    ``read`` converts a value of a row to a given kind.
+    ``read`` converts values of rows to a given kind.
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class Router:
         target: CopyTarget,
         finder: ShardFinder,
         shard: int | None,
-        read: Callable[[Any, type | None], Any] = lambda value, _kind: value,
+        read: Callable[[Sequence[Any], type | None], Sequence[Any]] = lambda values, _kind: values,
     ) -> None:
         self._target, self._finder, self._shard, self._read = target, finder, shard, read
         self._known = [_KnownShards(tells, finder, read) for tells in target.telling.values()]
@@ -142,7 +148,7 @@ class Router:
             told += [known.shards(values) for known, values in zip(self._known, columns, strict=True)]
         except Exception:  # noqa: BLE001 -- which row it was is found by asking for each
             return None
-        if told and None not in told[0] and all(one == told[0] for one in told):
+        if told and None not in told[0] and all(one == told[0] for one in told[1:]):
             return told[0]
         return None
 
@@ -154,7 +160,7 @@ class Router:
         """
         target = self._target
         by_place = {
-            at: None if value is None else self._read(value, tells.kind)
+            at: None if value is None else self._read([value], tells.kind)[0]
             for (at, tells), value in zip(target.telling.items(), values, strict=True)
         }
         if target.key is not None and by_place[target.key] is None:
@@ -169,7 +175,12 @@ class Router:
 class _KnownShards(dict[Any, Any]):
     """The shards of values of one column; that of NULL is ``None``."""
 
-    def __init__(self, tells: Tells, finder: ShardFinder, read: Callable[[Any, type | None], Any]) -> None:
+    def __init__(
+        self,
+        tells: Tells,
+        finder: ShardFinder,
+        read: Callable[[Sequence[Any], type | None], Sequence[Any]],
+    ) -> None:
         super().__init__({None: None})
         self._tells, self._finder, self._read = tells, finder, read
 
@@ -185,10 +196,11 @@ class _KnownShards(dict[Any, Any]):
         if len(self) > _MOST_REMEMBERED:
             self.clear()
             self[None] = None
-        new = list(set(values).difference(self))
+        # In the order of the rows: those that ask for them again mostly come in that order, too, and what
+        # was made at the same time lies together in memory.
+        new = [value for value in dict.fromkeys(values) if value not in self]
         if new:
-            kind = self._tells.kind
-            read = [self._read(value, kind) for value in new]
+            read = self._read(new, self._tells.kind)
             found = dict(self._tells.shards(read, self._finder))
             self.update(zip(new, map(found.__getitem__, read), strict=True))
 
@@ -269,11 +281,18 @@ def _place(column: Column[Any], columns: Sequence[Column[Any]], table: Table) ->
     return list(columns).index(column)
 
 
-def _tells(column: Column[Any], known: Tells | None, *, by_id: bool, region: str | None) -> Tells:
+def _tells(
+    column: Column[Any],
+    known: Tells | None,
+    *,
+    by_id: bool,
+    region: str | None,
+    spelled: Callable[[str], str],
+) -> Tells:
     """Return how a named column determines the shard; if the models say so too, they have priority."""
     if by_id and known is not None and known.kind is not None:
         raise BadArgument(
-            f"{column} is a sharding key and holds no IDs", hint=f'Name it as key="{column.key}".'
+            f"{column} is a sharding key and holds no IDs", hint=f"Name it with {spelled('key')}."
         )
     if known is None:
         known = Tells(kind=None if by_id else kind_of_key(column.type, str(column)), type_=column.type)
@@ -282,6 +301,6 @@ def _tells(column: Column[Any], known: Tells | None, *, by_id: bool, region: str
     if known.kind is None or known.region is not None:
         raise BadArgument(
             f"{column} holds {'IDs' if known.kind is None else 'keys that already determine their region'}",
-            hint="Leave region= out.",
+            hint=f"Leave {spelled('region')} out.",
         )
     return replace(known, region=lambda _key: region)
