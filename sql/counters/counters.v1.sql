@@ -86,6 +86,7 @@ declare
   begun integer;
   own integer;
   newest bigint;
+  oldest bigint;
   drawn_lane integer;
   held record;
   number bigint;
@@ -114,16 +115,20 @@ begin
       end if;
     end loop;
   end if;
-  -- Two statements: the row may be locked in a version that the snapshot of the first has not, as after a concurrent draw.
-  select f.ctid, f.next_number into held from {schema}.shardids_counter f
-  where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period and f.era >= newest - 1
-    and (own < lanes / 2 or f.xmin = pg_current_xact_id()::xid)
-  order by f.next_number limit 1 for update skip locked;
+  -- Lanes out of sight, too, before it waits. Two statements: the row may be locked in a version that the snapshot of the
+  -- first has not, as after a concurrent draw.
+  foreach oldest in array array[newest - 1, -1] loop
+    select f.ctid, f.next_number into held from {schema}.shardids_counter f
+    where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period and f.era >= oldest
+      and (own < lanes / 2 or f.xmin = pg_current_xact_id()::xid)
+    order by f.next_number limit 1 for update skip locked;
+    exit when held.ctid is not null;
+  end loop;
   if held.ctid is not null then
     number := held.next_number;
     update {schema}.shardids_counter c
     set next_number = number + next_lane_number.lanes, is_whole = c.is_whole or begun = next_lane_number.lanes,
-        era = greatest(c.era, (number + next_lane_number.lanes) / (8 * next_lane_number.lanes))
+        era = greatest(c.era, newest - 1, (number + next_lane_number.lanes) / (8 * next_lane_number.lanes))
     where c.ctid = held.ctid;
   end if;
   if number is null then

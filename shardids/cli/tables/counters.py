@@ -11,6 +11,7 @@ import typer
 from shardids.cli.command import Run, refuse, takes
 from shardids.cli.printing import out
 from shardids.errors import BadArgument
+from shardids.pg.notation import counted
 
 if TYPE_CHECKING:
     pass
@@ -61,7 +62,7 @@ def define(
     there = run.catalog
     shards = counters.define(there, wanted, dry_run=run.dry)
     verb = "would be" if run.dry else "are"
-    out.print(f'Numbers of kind "{kind}" {verb} defined in {shards} shards')
+    out.print(f'Numbers of kind "{kind}" {verb} defined in {counted(shards, "shard")}')
 
 
 @app.command()

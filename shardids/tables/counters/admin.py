@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import date
 from typing import Any
 
+from psycopg import sql
 from sqlalchemy import Connection, text
 
 from shardids.catalog.counters import CounterKind
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
 from shardids.errors import BadArgument
+from shardids.pg.queries import AS_IS
 from shardids.tables.counters.listing import Change, listed
 
 _DEFINE = text("""
     select shardids.define_counter(
       n, :kind, :per, :zone, cast(:prefix as text), :padding, :lanes, :keep_days)
     from unnest(cast(:shards as integer[])) n""")
+_NAMES = ("kind", "per", "zone", "prefix", "padding", "lanes", "keep_days")
 _SET = text("""
     select * from shardids.set_number(
       :shard, :tenant, :kind, :number, :reason, :again, cast(:period as date), :skip)""")
@@ -34,8 +37,7 @@ def define(catalog: Catalog, kind: CounterKind, *, dry_run: bool = False) -> int
     """
     placement = catalog.placement()
     per_node = placement.by_node()
-    names = ("kind", "per", "zone", "prefix", "padding", "lanes", "keep_days")
-    values = dict(zip(names, kind.arguments, strict=True))
+    values = dict(zip(_NAMES, kind.arguments, strict=True))
     with Nodes(placement.nodes, catalog.url) as nodes, ExitStack() as stack:
         transactions = []
         for name, shards in per_node.items():
@@ -46,6 +48,24 @@ def define(catalog: Catalog, kind: CounterKind, *, dry_run: bool = False) -> int
             if not dry_run:
                 transaction.commit()
     return sum(map(len, per_node.values()))
+
+
+def read_kinds(connection: Connection, schema: str) -> list[dict[str, Any]]:
+    """Return the kinds of numbers that a shard has, by its schema, for :func:`define_kinds`."""
+    has = text("select to_regclass(format('%I.shardids_counter_kind', cast(:schema as text))) is not null")
+    if not connection.scalar(has, {"schema": schema}):
+        return []
+    query = sql.SQL("select {} from {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, _NAMES)), sql.Identifier(schema, "shardids_counter_kind")
+    )
+    rows = connection.exec_driver_sql(query.as_string(), execution_options=AS_IS)
+    return [dict(row._mapping) for row in rows]
+
+
+def define_kinds(connection: Connection, shard: int, kinds: Iterable[Mapping[str, Any]]) -> None:
+    """Define kinds of numbers in one shard, as another one has them. Idempotent."""
+    for kind in kinds:
+        connection.execute(_DEFINE, {**kind, "shards": [shard]})
 
 
 def set_next(
