@@ -13,6 +13,7 @@ import typer
 from shardids.cli.command import Run, TrustOption, refuse, takes
 from shardids.cli.printing import err, out, print_json
 from shardids.errors import BadArgument
+from shardids.pg.notation import counted
 
 STDIN = "-"
 
@@ -21,7 +22,11 @@ STDIN = "-"
 def load(
     run: Run,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file ending in .csv or .parquet, or - for stdin.")
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A file ending in .csv or .parquet; - is stdin, with --name and --format csv.",
+        ),
     ],
     table: Annotated[str, typer.Option(help="The table's name in every shard.")],
     key: Annotated[str | None, typer.Option(help="The column that the rows are sharded by.")] = None,
@@ -81,24 +86,28 @@ def load(
     with opened as stream, Cluster.connect(run.url, listen=False) as cluster, err.status("") as status:
 
         def show(loaded: Loaded) -> None:
-            status.update(f"{loaded.rows:,} rows loaded, {loaded.rejected:,} rejected")
+            status.update(f"{counted(loaded.rows, 'row')} loaded, {loaded.rejected:,} rejected")
 
         loaded = load_file(cluster, stream, settings, show)
-    _report(loaded.rejected, settings.rejects, run.dry)
+    _report(loaded.rejected, loaded.unlisted, settings.rejects, run.dry)
     if run.as_json:
         print_json(asdict(loaded) | {"rejects": str(settings.rejects) if loaded.rejected else None})
     else:
-        already = f"; {loaded.already:,} were there already" if loaded.already else ""
+        were = "was" if loaded.already == 1 else "were"
+        already = f"; {loaded.already:,} {were} there already" if loaded.already else ""
         verb = "Would load" if run.dry else "Loaded"
-        out.print(f"{verb} {loaded.rows:,} rows into {len(loaded.by_shard):,} shards{already}.")
+        rows, shards = counted(loaded.rows, "row"), counted(len(loaded.by_shard), "shard")
+        out.print(f"{verb} {rows} into {shards}{already}.")
     if loaded.rejected:
         raise typer.Exit(1)
 
 
-def _report(rejected: int, rejects: Path, dry_run: bool) -> None:
+def _report(rejected: int, unlisted: int, rejects: Path, dry_run: bool) -> None:
     if rejected:
-        where = "" if dry_run else f": see {rejects}"
-        err.print(f"[yellow]{rejected:,} records rejected[/]", markup=True, end="")
+        where = "" if dry_run or rejected == unlisted else f": see {rejects}"
+        if unlisted:
+            where += f"; {rejects} lacks {unlisted:,} of them, which an earlier run wrote to another file"
+        err.print(f"[yellow]{counted(rejected, 'record')} rejected[/]", markup=True, end="")
         err.print(where)
 
 

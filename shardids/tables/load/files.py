@@ -6,11 +6,11 @@ import csv
 import importlib
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO, StringIO
 from itertools import accumulate, chain
-from operator import itemgetter
 from typing import IO, Any, Final
 
 from psycopg import Copy, sql
@@ -19,13 +19,17 @@ from shardids.client.copying.sources import Row, of_batches
 from shardids.errors import BadArgument, MissingLibrary
 
 _INTEGER: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+_USUAL_INTEGERS: Final = frozenset(b"0123456789-")
 _BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
 _BOM: Final = b"\xef\xbb\xbf"
 _END_OF_DATA: Final = rb"\."
 _READ: Final = 1 << 18
 """How many bytes of a CSV file are read at a time."""
-_LONGEST_FIELD: Final = 1 << 30
+LONGEST_FIELD: Final = 1 << 30
 """PostgreSQL's limit; the csv module's is 128 KiB unless it is raised."""
+_DIGITS: Final = 4
+"""How many of an ID's last digits are not formatted each time."""
+_TAILS: Final = 10**_DIGITS
 
 Record = bytes
 
@@ -37,7 +41,7 @@ class Batch:
     Attributes:
         records: the records.
         lines: the lines where they begin.
-        columns: the values of the columns that were asked for; NULL is ``None``.
+        columns: the values of the columns that were asked for, as bytes if the file is CSV; NULL is ``None``.
         unread: records whose columns can't be read, with their lines, and why.
     """
 
@@ -64,11 +68,15 @@ class CsvFile:
     begun: bytes
     first_line: int
     _well_quoted: re.Pattern[bytes] = field(init=False, repr=False)
+    _tails: Sequence[bytes] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         mark = re.escape(self.delimiter.encode())
         one = rb'(?:"(?:[^"]|"")*+"|[^"%b]*+)' % mark
         object.__setattr__(self, "_well_quoted", re.compile(rb"%b(?:%b%b)*+" % (one, mark, one)))
+        object.__setattr__(
+            self, "_tails", [f"{tail:0{_DIGITS}d}{self.delimiter}".encode() for tail in range(_TAILS)]
+        )
 
     @classmethod
     def read(cls, file: IO[bytes], delimiter: str, columns: Sequence[str] | None) -> CsvFile:
@@ -81,10 +89,15 @@ class CsvFile:
             raise BadArgument(
                 f"{delimiter!r} can't separate the fields of a CSV file", hint="Give one character."
             )
-        csv.field_size_limit(_LONGEST_FIELD)
+        csv.field_size_limit(LONGEST_FIELD)
         first = file.readline().removeprefix(_BOM)
         if columns is not None:
             return cls(names=list(columns), delimiter=delimiter, file=file, begun=first, first_line=1)
+        if not first:
+            raise BadArgument(
+                f"{getattr(file, 'name', 'the file')} is empty",
+                hint="The first line names the columns, unless --columns does.",
+            )
         try:
             names = next(csv.reader([first.decode()], delimiter=delimiter), [])
         except (csv.Error, UnicodeDecodeError):
@@ -111,33 +124,33 @@ class CsvFile:
             yield batch
 
     def _plain(self, data: bytes, line: int, places: Sequence[int]) -> Batch | None:
-        """Return the records of whole lines, or None unless each line is one, and has the fields."""
-        data = data.replace(b"\r\n", b"\n")
-        if b'"' in data or b"\r" in data:
+        """Return the records of whole lines, or None unless each line is one, and has all fields."""
+        if b'"' in data:
             return None
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+            if b"\r" in data:
+                return None
         data = data.removesuffix(b"\n")
         records = data.split(b"\n")
-        texts = data.decode("utf-8", errors="surrogateescape").split("\n")
-        reader = csv.reader(texts, delimiter=self.delimiter, strict=True)
-        # Fields that nobody asks for go at once: a million lists would keep the garbage collector busy.
-        pick: Callable[[list[str]], Any] = itemgetter(*places) if places else len
-        try:
-            picked = list(map(pick, reader))
-        except (csv.Error, IndexError):
+        count, width, mark = len(records), len(self.names), self.delimiter.encode()
+        # Without quotes, each delimiter ends a field. The ends of the lines become fields of their own, which
+        # no other field equals: if all have their places, each line has as many fields as there are names.
+        marked = data.replace(b"\n", mark + b"\n" + mark)
+        fields = marked.split(mark)
+        if len(fields) != count * (width + 1) - 1 or fields[width :: width + 1].count(b"\n") != count - 1:
             return None
-        if not (places or all(picked)):
-            return None  # A line is empty.
-        columns: list[Sequence[Any]] = [picked] if len(places) < 2 else [*zip(*picked, strict=True)]
-        columns = [[text or None for text in column] if "" in column else column for column in columns]
-        return Batch(
-            records=records, lines=range(line, line + len(records)), columns=columns if places else ()
-        )
+        columns: list[Sequence[Any]] = [fields[place :: width + 1] for place in places]
+        if mark * 2 in marked or marked.startswith(mark) or marked.endswith(mark) or not marked:
+            # A field is empty, in one of the columns.
+            columns = [[field or None for field in column] if b"" in column else column for column in columns]
+        return Batch(records=records, lines=range(line, line + count), columns=columns)
 
     def _quoted(self, data: bytes, line: int, places: Sequence[int]) -> tuple[Batch, int]:
         """Return the records that begin in whole lines, one by one, and the line after them."""
         records: list[bytes] = []
         lines: list[int] = []
-        rows: list[list[str | None]] = []
+        rows: list[list[bytes | None]] = []
         unread: list[tuple[int, bytes, str]] = []
         taken: list[bytes] = []
 
@@ -168,7 +181,7 @@ class CsvFile:
         columns = [[row[at] for row in rows] for at in range(len(places))]
         return Batch(records=records, lines=lines, columns=columns, unread=unread), line
 
-    def _picked(self, record: bytes, fields: list[str] | str, places: Sequence[int]) -> list[str | None]:
+    def _picked(self, record: bytes, fields: list[str] | str, places: Sequence[int]) -> list[bytes | None]:
         """Return the fields at these places.
 
         Raises:
@@ -181,41 +194,35 @@ class CsvFile:
             raise BadArgument("a quote stands within a field that does not begin with one")
         if len(fields) <= max(places, default=-1):
             raise BadArgument("the record ends before the field that determines its shard")
-        if any(not fields[place] for place in places):
-            # With its quotes doubled, a field that is empty and quoted is not empty.
-            text = record.decode("utf-8", errors="surrogateescape").replace('""', '""""')
-            doubled = next(csv.reader(StringIO(text, newline=""), delimiter=self.delimiter), [""])
-            return [fields[place] or ("" if doubled[place] else None) for place in places]
-        return [fields[place] for place in places]
+        found = [fields[place].encode("utf-8", errors="surrogateescape") for place in places]
+        if all(found):
+            return [*found]
+        # With its quotes doubled, a field that is empty and quoted is not empty.
+        text = record.decode("utf-8", errors="surrogateescape").replace('""', '""""')
+        doubled = next(csv.reader(StringIO(text, newline=""), delimiter=self.delimiter), [""])
+        return [
+            None if not (field or doubled[place]) else field
+            for place, field in zip(places, found, strict=True)
+        ]
 
     @staticmethod
-    def value(text: str, kind: type | None) -> Any:
-        """Return the value of a field; a kind of ``None`` is an ID.
+    def values(fields: Sequence[bytes], kind: type | None) -> list[Any]:
+        """Return the values of fields; a kind of ``None`` is an ID.
 
         Raises:
-            BadArgument: it is not of that kind.
+            BadArgument: one is not of that kind.
         """
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raw = text.encode(errors="surrogateescape")
-                raise BadArgument(f"{raw!r} is not UTF-8") from None
-        if kind is None or kind is int:
-            if not _INTEGER.fullmatch(text):
-                raise BadArgument(f"{text!r} is not an integer")
-            return int(text)
-        if kind is bytes:
-            if not _BYTES.fullmatch(text):
-                raise BadArgument(f"{text!r} is not bytes in hexadecimal form")
-            return bytes.fromhex(text[2:])
-        return text
+        if (kind is None or kind is int) and _USUAL_INTEGERS.issuperset(b"".join(fields)):
+            # All that int() takes of these characters are integers to PostgreSQL, too.
+            with suppress(ValueError):
+                return list(map(int, fields))
+        return [_value(field, kind) for field in fields]
 
     def options(self) -> sql.Composable:
         """Return what follows COPY … FROM STDIN."""
         return sql.SQL("(FORMAT csv, DELIMITER {})").format(sql.Literal(self.delimiter))
 
-    def write(self, copy: Copy, ids: Sequence[int] | None, records: Sequence[Record]) -> None:
+    def write(self, copy: Copy, ids: Iterable[range] | None, records: Sequence[Record]) -> None:
         """Send records, each after its ID."""
         if ids is None:
             # As a line of its own it would end the data.
@@ -223,13 +230,27 @@ class CsvFile:
                 b"".join(b'"\\."\n' if record == _END_OF_DATA else record + b"\n" for record in records)
             )
             return
-        mark = self.delimiter.encode()
-        # bytes % tuple: one call in C for each record.
-        copy.write(
-            b"".join(
-                map((b"%d" + mark.replace(b"%", b"%%") + b"%b\n").__mod__, zip(ids, records, strict=True))
-            )
-        )
+        # The first digits are those of thousands of IDs, and there are few of the last ones: so no ID is
+        # formatted by itself, and no record is copied but by the one call that joins all.
+        heads: list[bytes] = []
+        tails: list[bytes] = []
+        for run in ids:
+            if run.start < _TAILS:
+                heads += [b"\n"] * len(run)
+                tails += [b"%d" % id_ + self.delimiter.encode() for id_ in run]
+                continue
+            first = run.start
+            while first < run.stop:
+                head, tail = divmod(first, _TAILS)
+                count = min(run.stop - first, _TAILS - tail)
+                heads += [b"\n%d" % head] * count
+                tails += self._tails[tail : tail + count]
+                first += count
+        pieces = [b""] * (3 * len(records))
+        pieces[::3], pieces[1::3], pieces[2::3] = heads, tails, records
+        pieces[0] = pieces[0][1:]
+        pieces.append(b"\n")
+        copy.write(b"".join(pieces))
 
     @staticmethod
     def place_of_line(records: Sequence[Record], line: int) -> int:
@@ -240,6 +261,25 @@ class CsvFile:
     def shown(record: Record) -> str:
         """Return a record as text, for people."""
         return record.decode("utf-8", errors="backslashreplace")
+
+
+def _value(field: bytes, kind: type | None) -> Any:
+    try:
+        text = field.decode()
+    except UnicodeDecodeError:
+        raise BadArgument(f"{CsvFile.shown(field)} is not UTF-8") from None
+    if kind is None or kind is int:
+        if not _INTEGER.fullmatch(text):
+            raise BadArgument(f"{text!r} is not an integer")
+        try:
+            return int(text)
+        except ValueError as error:  # It has thousands of digits.
+            raise BadArgument(str(error)) from None
+    if kind is bytes:
+        if not _BYTES.fullmatch(text):
+            raise BadArgument(f"{text!r} is not bytes in hexadecimal form")
+        return bytes.fromhex(text[2:])
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,17 +319,19 @@ class ParquetFile:
             first = lines.stop
 
     @staticmethod
-    def value(value: Any, _kind: type | None) -> Any:
-        """Return the value of a field, which has its kind already."""
-        return value
+    def values(values: Sequence[Any], _kind: type | None) -> Sequence[Any]:
+        """Return the values of fields, which have their kind already."""
+        return values
 
     def options(self) -> sql.Composable:
         """Return what follows COPY … FROM STDIN."""
         return sql.SQL("")
 
-    def write(self, copy: Copy, ids: Sequence[int] | None, records: Sequence[Row]) -> None:
+    def write(self, copy: Copy, ids: Iterable[range] | None, records: Sequence[Row]) -> None:
         """Send rows, each after its ID."""
-        rows = records if ids is None else ((id_, *row) for id_, row in zip(ids, records, strict=True))
+        rows: Iterable[Row] = records
+        if ids is not None:
+            rows = ((id_, *row) for id_, row in zip(chain.from_iterable(ids), records, strict=True))
         for row in rows:
             copy.write_row(row)
 

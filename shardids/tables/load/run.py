@@ -6,22 +6,26 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, Final
 
-from sqlalchemy import DefaultClause, MetaData, Table
+from sqlalchemy import Connection, DefaultClause, MetaData, Table, text
 from sqlalchemy.exc import NoSuchTableError
 from sqlalchemy.schema import BLANK_SCHEMA
 
 from shardids import Cluster
+from shardids.catalog.alive import Alive, alive
+from shardids.catalog.leases import session_name
 from shardids.client.copying.copy import copy_failed
-from shardids.client.copying.lanes import BlockFailed, Copied, Lanes
+from shardids.client.copying.lanes import ROWS_A_TRANSACTION, BlockFailed, Copied, Lanes
 from shardids.client.copying.target import CopyTarget, Router, refuse_lookups, target_of
 from shardids.client.placement import PATIENCE_S
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.models.columns import next_id
+from shardids.pg.locks import AdvisoryLock, holders_of
 from shardids.tables.load.files import CsvFile, ParquetFile
 from shardids.tables.load.sending import (
     File,
@@ -33,10 +37,8 @@ from shardids.tables.load.sending import (
     refuse_too_many,
 )
 
-_ROWS_A_TRANSACTION: Final = 20_000
-"""A load that is killed loses no more than a few transactions."""
 _HASHED: Final = 1 << 20
-_SWITCHING_S: Final = 0.0002
+_SWITCHING_S: Final = 0.001
 _NEXT_ID: Final = re.compile(r'(?:.*\.)?"?next_id"?\(\)', re.DOTALL)
 
 
@@ -67,7 +69,7 @@ class LoadSettings:
     name: str
     rejects: Path
     most_rejects: int = 1_000
-    rows_a_transaction: int = _ROWS_A_TRANSACTION
+    rows_a_transaction: int = ROWS_A_TRANSACTION
     trusted: Sequence[str] = ()
     dry_run: bool = False
 
@@ -81,6 +83,7 @@ class Loaded:
         rows: rows copied by this run; with ``dry_run``, those that would be sent.
         already: rows that an earlier run had copied.
         rejected: rejected records, those of earlier runs included.
+        unlisted: how many of them the rejects file lacks: an earlier run wrote them to another.
         by_shard: the rows copied by this run, by shard.
     """
 
@@ -88,6 +91,7 @@ class Loaded:
     rows: int = 0
     already: int = 0
     rejected: int = 0
+    unlisted: int = 0
     by_shard: dict[int, int] = field(default_factory=dict)
 
 
@@ -100,10 +104,13 @@ def load(
     """Load an open file; ``on_progress`` is called after each transaction.
 
     Raises:
-        BadArgument: the file, the table or the columns are unfit. Nothing was loaded.
-        ClusterConflict: the load's name is another's, or another process runs it.
+        BadArgument: the file, the table, the columns or the file for rejects are unfit. Nothing was loaded.
+        ClusterConflict: the load's name is another's, or another process runs it, or could since the
+            connection to the catalog was lost; or keys were moved since it began.
         CopyFailed: it stopped. Started again, it goes on where it ended.
     """
+    if settings.shard is not None:
+        cluster._checked(settings.shard)
     source = _source(file, settings)
     found: File
     if settings.format == "parquet":
@@ -118,22 +125,71 @@ def load(
         region=settings.region,
         id_=settings.id_,
         shard=settings.shard,
+        spelled="--{}".format,
     )
     refuse_lookups(target, cluster.placement.lookups.values())
-    marks = read_marks(cluster, settings.name, source)
-    rejects = Rejects(
-        settings.rejects, {shard: mark.rows for shard, mark in marks.items()}, dry_run=settings.dry_run
-    )
-    switching_s = sys.getswitchinterval()
-    # A node's thread needs the interpreter for an instant after each answer, and would wait as long for it.
-    sys.setswitchinterval(_SWITCHING_S)
-    try:
-        return _Load(cluster, found, target, settings, marks=marks, rejects=rejects, source=source).run(
-            on_progress
+    with nullcontext() if settings.dry_run else _alone(cluster, settings.name) as alone:
+        # Before any row is routed: rows that follow a later version are not those of the marks.
+        homes_version = cluster._followed.homes.version
+        marks = read_marks(cluster, settings.name, source, homes_version if settings.shard is None else None)
+        rejects = Rejects(
+            settings.rejects,
+            settings.name,
+            marks,
+            require=lambda: None if alone is None else _require_alone(alone, settings.name),
+            dry_run=settings.dry_run,
         )
-    finally:
-        sys.setswitchinterval(switching_s)
-        rejects.close()
+        switching_s = sys.getswitchinterval()
+        # A node's thread needs the interpreter for an instant after each answer, and would wait as long for
+        # it.
+        sys.setswitchinterval(_SWITCHING_S)
+        try:
+            return _Load(
+                cluster,
+                found,
+                target,
+                settings,
+                marks=marks,
+                rejects=rejects,
+                source=source,
+                homes_version=homes_version,
+            ).run(on_progress)
+        finally:
+            sys.setswitchinterval(switching_s)
+            rejects.close()
+
+
+@contextmanager
+def _alone(cluster: Cluster, load: str) -> Iterator[Alive]:
+    """Keep other processes from running the load.
+
+    Raises:
+        ClusterConflict: one does. Nothing was read or changed.
+    """
+    place = int.from_bytes(sha256(load.encode()).digest()[:4], "big", signed=True)
+
+    def take(connection: Connection) -> None:
+        key = {"class": int(AdvisoryLock.LOAD), "key": place}
+        if not connection.scalar(text("select pg_try_advisory_xact_lock(:class, :key)"), key):
+            holders = holders_of(connection, AdvisoryLock.LOAD, place)
+            names = ", ".join(f"{one.application or one.role} (process {one.pid})" for one in holders)
+            raise ClusterConflict(
+                f'another process is running the load "{load}": {names or "it has just ended"}',
+                hint="Wait until it has ended, and start the load again if it has not loaded the whole file."
+                " Its connection to the catalog holds the lock: if it hangs, end that session with"
+                " pg_terminate_backend.",
+            )
+
+    with alive(cluster._catalog, session_name(f"load {load}"), take) as living:
+        yield living
+
+
+def _require_alone(alone: Alive, load: str) -> None:
+    if not alone.is_alive():
+        raise ClusterConflict(
+            f'the connection to the catalog was lost, which keeps other processes off the load "{load}"',
+            hint="Start the load again, which continues it.",
+        )
 
 
 class _Load:
@@ -149,13 +205,19 @@ class _Load:
         marks: Mapping[int, Mark],
         rejects: Rejects,
         source: str,
+        homes_version: int,
     ) -> None:
+        self._homes_version = homes_version
         self._cluster, self._file, self._target, self._settings = cluster, file, target, settings
         self._marks, self._rejects, self._source = marks, rejects, source
         self._loaded = Loaded(name=settings.name)
-        self._router = Router(target, cluster, settings.shard, file.value)
-        self._there = {shard: mark.rows for shard, mark in marks.items() if mark.rows}
-        """How many rows of each shard, the first of the file, an earlier run has taken."""
+        self._router = Router(target, cluster, settings.shard, file.values)
+        self._left = {shard: mark.rows for shard, mark in marks.items()}
+        """How many records of each shard are still to be met up to the line of its mark."""
+        self._last = max((mark.line for mark in marks.values()), default=0)
+        """The last line of the marks; 0 behind it."""
+        self._held: list[Reject] = []
+        """Records up to that line that have no shard, and are not in the rejects file."""
 
     def run(self, on_progress: Callable[[Loaded], object]) -> Loaded:
         loaded = self._loaded
@@ -181,7 +243,8 @@ class _Load:
         try:
             lanes.run(self._routed())
         except BlockFailed as failed:
-            raise copy_failed(self._target.name, failed, lanes.copied) from failed.error
+            then = "started again, the load goes on after them."
+            raise copy_failed(self._target.name, failed, lanes.copied, then) from failed.error
         return self._finished()
 
     def _sender(self) -> Sender:
@@ -191,6 +254,7 @@ class _Load:
             file=self._file,
             load=self._settings.name,
             source=self._source,
+            homes_version=self._homes_version,
             taken={shard: mark.rows for shard, mark in self._marks.items()},
             rejects=self._rejects,
             most_rejects=self._settings.most_rejects,
@@ -199,14 +263,11 @@ class _Load:
 
     def _finished(self) -> Loaded:
         loaded = self._loaded
-        if self._there:
-            raise ClusterConflict(
-                f'shard {min(self._there)} has taken more rows of the load "{loaded.name}" than the file has',
-                hint="This is not the file that was loaded before. Give its load another name: --name",
-            )
+        self._pass_marks()
         loaded.rows = sum(loaded.by_shard.values())
         loaded.already = sum(mark.rows - mark.rejected for mark in self._marks.values())
         loaded.rejected = self._rejects.count
+        loaded.unlisted = self._rejects.missing
         return loaded
 
     def _routed(self) -> Iterator[tuple[Sequence[int], Sequence[Any], Sequence[int]]]:
@@ -216,15 +277,21 @@ class _Load:
                 self._reject(line, record, reason)
             if not batch.records:
                 continue
+            if self._last and batch.lines[0] > self._last:
+                self._pass_marks()
             shards = self._router.shards(batch.columns, len(batch.records))
-            if shards is not None and not self._there:
+            if shards is not None and not self._last:
                 yield shards, batch.records, batch.lines
                 continue
             every: Sequence[int | None] = shards or [
                 self._shard_of([column[place] for column in batch.columns], line, record)
                 for place, (line, record) in enumerate(zip(batch.lines, batch.records, strict=True))
             ]
-            left = [place for place, shard in enumerate(every) if shard is not None and self._is_new(shard)]
+            left = [
+                place
+                for place, (shard, line) in enumerate(zip(every, batch.lines, strict=True))
+                if shard is not None and self._is_new(shard, line, batch.records[place])
+            ]
             if left:
                 yield (
                     [shard for shard in map(every.__getitem__, left) if shard is not None],
@@ -232,14 +299,59 @@ class _Load:
                     [batch.lines[place] for place in left],
                 )
 
-    def _is_new(self, shard: int) -> bool:
-        """Return whether an earlier run has not taken the next row of a shard."""
-        if shard not in self._there:
+    def _is_new(self, shard: int, line: int, record: Any) -> bool:
+        """Return whether an earlier run has neither taken nor rejected a record of a shard.
+
+        Raises:
+            ClusterConflict: the shard has taken other records than those that are its own now.
+        """
+        if line > self._last:
+            if self._last:
+                # Before any row behind them is sent, and not only at the end of its batch.
+                self._pass_marks()
             return True
-        self._there[shard] -= 1
-        if not self._there[shard]:
-            del self._there[shard]
-        return False
+        if self._was_rejected(line, record):
+            return False
+        mark = self._marks.get(shard)
+        if mark is None:
+            return True
+        if line <= mark.line:
+            self._left[shard] -= 1
+            return False
+        self._require_met(shard)
+        return True
+
+    def _was_rejected(self, line: int, record: Any) -> bool:
+        kept = self._rejects.without_shard.get(line)
+        return kept is not None and kept == self._file.shown(record)
+
+    def _pass_marks(self) -> None:
+        """Leave the lines of the marks behind."""
+        for shard in self._marks:
+            self._require_met(shard)
+        self._last = 0
+        held, self._held = self._held, []
+        self._rejects.add(held)
+
+    def _require_met(self, shard: int) -> None:
+        left = self._left[shard]
+        if not left:
+            return
+        mark, name = self._marks[shard], self._loaded.name
+        why = (
+            "The file, a type of a column that determines the shard, or a row's shard has changed: undo that"
+        )
+        if left < 0:
+            why = (
+                "Records that had no shard when they were read have one now, and"
+                f" {self._rejects.path} does not list them: name the file that does (--rejects)"
+            )
+        raise ClusterConflict(
+            f'shard {shard} has taken {mark.rows:,} rows of the load "{name}" up to line {mark.line:,}, and'
+            f" {mark.rows - left:,} belong to it now: which it has taken is not known any more",
+            hint=f"{why}. Otherwise delete its rows, in all shards, and load the file under another name:"
+            " --name",
+        )
 
     def _shard_of(self, values: Sequence[Any], line: int, record: Any) -> int | None:
         """Return the shard of a record; None if it has none and is rejected."""
@@ -253,9 +365,15 @@ class _Load:
         return None
 
     def _reject(self, line: int, record: Any, reason: str) -> None:
-        shown = self._file.shown(record)
-        self._rejects.add([Reject(line=line, shard=None, row=0, reason=reason, record=shown)])
-        refuse_too_many(self._rejects, self._settings.most_rejects)
+        if self._was_rejected(line, record):
+            return
+        reject = Reject(line=line, shard=None, row=0, reason=reason, record=self._file.shown(record))
+        if line <= self._last:
+            # It may have had a shard, which has taken it.
+            self._held.append(reject)
+        else:
+            self._rejects.add([reject])
+        refuse_too_many(self._rejects, self._settings.most_rejects, self._held)
 
 
 def _source(file: IO[bytes], settings: LoadSettings) -> str:
@@ -268,6 +386,9 @@ def _source(file: IO[bytes], settings: LoadSettings) -> str:
     else:
         what = "a stream"
     named = (
+        ("format", settings.format),
+        ("delimiter", repr(settings.delimiter) if settings.format == "csv" else None),
+        ("columns", None if settings.columns is None else ",".join(settings.columns)),
         ("key", settings.key),
         ("region", settings.region),
         ("id", settings.id_),

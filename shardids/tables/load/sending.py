@@ -6,8 +6,8 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
@@ -19,6 +19,7 @@ from sqlalchemy import Connection, text
 
 from shardids import Cluster
 from shardids.catalog.topology import Node
+from shardids.client.blocks import IdBlock
 from shardids.client.blocks import reserve_for as blocks_of_ids
 from shardids.client.copying.copy import failed_line, in_words
 from shardids.client.copying.lanes import Block, Copied, of_driver
@@ -28,24 +29,32 @@ from shardids.pg.queries import batches
 from shardids.pg.schemas import administers, untrusted
 from shardids.pg.sqlfiles import read_sql
 from shardids.pg.statement_log import logged_copy
-from shardids.tables.load.files import Batch
+from shardids.tables.load.files import LONGEST_FIELD, Batch
 
 TABLE = "shardids_load"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """The progress of a load in a shard: its first so many rows are copied, or were rejected."""
+    """The progress of a load in a shard: so many rows are copied, or were rejected.
+
+    They are the records up to a line of the file that belonged to the shard when they were read.
+    """
 
     rows: int
     rejected: int
+    line: int
 
 
-def read_marks(cluster: Cluster, load: str, source: str) -> dict[int, Mark]:
+def read_marks(cluster: Cluster, load: str, source: str, homes_version: int | None = None) -> dict[int, Mark]:
     """Return the marks of a load, by shard.
 
+    ``homes_version`` is the version of the directory of keys that routes the rows, ``None`` if nothing
+    depends on it.
+
     Raises:
-        ClusterConflict: a load of this name was of another file, or read in another way.
+        ClusterConflict: a load of this name was of another file, or read in another way; or keys were moved
+            since it began, so that the first rows of a shard are not those that it has taken.
     """
     found: dict[int, Mark] = {}
     for name, shards in cluster.placement.by_node().items():
@@ -65,20 +74,46 @@ def read_marks(cluster: Cluster, load: str, source: str) -> dict[int, Mark]:
                 {"table": TABLE},
             ).all()
             for some in batches([schema for schema in there if schema in schemas]):
-                for schema, of, rows, rejected in _read(connection, some, load):
+                for schema, of, rows, rejected, version, line in _read(connection, some, load):
+                    if line is None:
+                        raise _of_an_older_version(load, schema)
                     _check_source(load, of, source)
-                    found[schemas[schema]] = Mark(rows=rows, rejected=rejected)
+                    if homes_version not in (None, version):
+                        raise _rerouted(load, schema, rows)
+                    found[schemas[schema]] = Mark(rows=rows, rejected=rejected, line=line)
     return found
 
 
-def _read(connection: Connection, schemas: Iterable[str], load: str) -> list[tuple[str, str, int, int]]:
+def _read(
+    connection: Connection, schemas: Iterable[str], load: str
+) -> list[tuple[str, str, int, int, int, int | None]]:
     branches = sql.SQL(" union all ").join(
-        sql.SQL("select {}, source, rows, rejected from {} where load = %(load)s").format(
-            sql.Literal(schema), sql.Identifier(schema, TABLE)
-        )
+        # A table of an older version has no column line.
+        sql.SQL(
+            "select {}, l.source, l.rows, l.rejected, l.homes_version, (pg_catalog.to_jsonb(l)"
+            " operator(pg_catalog.->>) 'line')::bigint from {} l where l.load = %(load)s"
+        ).format(sql.Literal(schema), sql.Identifier(schema, TABLE))
         for schema in schemas
     )
     return of_driver(connection).execute(branches, {"load": load}).fetchall()
+
+
+def _rerouted(load: str, schema: str, rows: int) -> ClusterConflict:
+    return ClusterConflict(
+        f'keys were moved to other shards since load "{load}" began: which {rows:,} rows of the file {schema}'
+        " has taken is not known any more",
+        hint="If it had ended, nothing is left to do. Otherwise delete its rows, in all shards, and load the"
+        " file under another name: --name. Let a load end before a key is moved.",
+    )
+
+
+def _of_an_older_version(load: str, schema: str) -> ClusterConflict:
+    return ClusterConflict(
+        f'load "{load}" was begun by an older version of shardids, which did not write how far in the'
+        f" file the rows of {schema} reach",
+        hint="If it had ended, nothing is left to do. Otherwise delete its rows, in all shards, and load the"
+        " file under another name: --name.",
+    )
 
 
 def _check_source(load: str, found: str, source: str) -> None:
@@ -105,7 +140,9 @@ class Step:
     after: Mark
 
 
-def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[Step]) -> None:
+def advance(
+    driver: psycopg.Connection, load: str, source: str, steps: Sequence[Step], *, homes_version: int
+) -> None:
     """Advance shards' marks in the transaction that copies the rows; add to ``rejected``.
 
     Raises:
@@ -114,18 +151,20 @@ def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[
     moves = []
     for number, step in enumerate(steps):
         statement = sql.SQL(
-            "update {table} set rows = {rows}, rejected = rejected + {rejected}, at = default"
+            "update {table} set rows = {rows}, rejected = rejected + {rejected}, line = {line}, at = default"
             " where load = %(load)s and rows = {before} returning 1"
         )
         if step.before == 0:
             statement = sql.SQL(
-                "insert into {table} (load, source, rows, rejected)"
-                " values (%(load)s, %(source)s, {rows}, {rejected}) on conflict do nothing returning 1"
+                "insert into {table} (load, source, rows, rejected, line, homes_version)"
+                " values (%(load)s, %(source)s, {rows}, {rejected}, {line}, %(version)s)"
+                " on conflict do nothing returning 1"
             )
         move = statement.format(
             table=sql.Identifier(step.schema, TABLE),
             rows=sql.Literal(step.after.rows),
             rejected=sql.Literal(step.after.rejected),
+            line=sql.Literal(step.after.line),
             before=sql.Literal(step.before),
         )
         moves.append(sql.SQL("{} as ({})").format(sql.Identifier(f"step_{number}"), move))
@@ -134,7 +173,7 @@ def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[
         for number in range(len(steps))
     )
     query = sql.SQL("with {} select {}").format(sql.SQL(", ").join(moves), sql.SQL(", ").join(counts))
-    moved = driver.execute(query, {"load": load, "source": source}).fetchone() or ()
+    moved = driver.execute(query, {"load": load, "source": source, "version": homes_version}).fetchone() or ()
     for step, count in zip(steps, moved, strict=True):
         if count != 1:
             raise ClusterConflict(
@@ -144,7 +183,7 @@ def advance(driver: psycopg.Connection, load: str, source: str, steps: Sequence[
             )
 
 
-_HEADER = ("line", "shard", "row", "reason", "record")
+_HEADER = ("load", "line", "shard", "row", "reason", "record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,29 +206,39 @@ class Reject:
 
 
 class Rejects:
-    """The file of rejected records, which is written before their transaction commits; threads may share it.
+    """The file of a load's rejected records, which is written before their transaction commits; threads may
+    share it.
 
-    Records that an earlier run wrote and did not commit are removed, and so are those without a shard: this
-    run finds them again.
+    Records that an earlier run wrote and did not commit are removed, and so are those without a shard behind
+    the last line of the marks: this run finds them again. ``require`` raises if another process
+    may write the file.
+
+    Attributes:
+        count: how many records are rejected.
+        missing: how many of them shards have counted, and the file lacks.
+        without_shard: the records without a shard that an earlier run has passed, by line.
+
+    Raises:
+        BadArgument: the file is another load's, or not one of rejected records; it was not changed.
     """
 
-    def __init__(self, path: Path, marks: Mapping[int, int], *, dry_run: bool) -> None:
-        self.path, self._lock, self._dry_run = path, Lock(), dry_run
+    def __init__(
+        self, path: Path, load: str, marks: Mapping[int, Mark], *, require: Callable[[], None], dry_run: bool
+    ) -> None:
+        self.path, self._load, self._lock, self._dry_run = path, load, Lock(), dry_run
+        self._require = require
         self._file: IO[str] | None = None
-        kept: list[list[str]] = []
-        with suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
-            rows = csv.reader(file)
-            if tuple(next(rows, _HEADER)) != _HEADER:
-                raise BadArgument(
-                    f"{path} exists, and is not a file of rejected records",
-                    hint="Name another file: --rejects",
-                )
-            kept = [row for row in rows if _is_committed(row, marks)]
-        self._seen = {(int(row[1]), int(row[2])) for row in kept}
-        self.count = len(kept)
+        last = max((mark.line for mark in marks.values()), default=0)
+        kept = [one for one in self._read() if _is_committed(one, marks, last)]
+        self._seen = {(one.shard, one.row) for one in kept if one.shard is not None}
+        self.without_shard = {one.line: one.record for one in kept if one.shard is None}
+        self.missing = max(sum(mark.rejected for mark in marks.values()) - len(self._seen), 0)
+        self.count = len(self._seen) + len(self.without_shard) + self.missing
+        if dry_run:
+            return
         if kept:
-            self._write(kept, durably=True)
-        elif not dry_run:
+            self._file = self._replaced(kept)
+        else:
             path.unlink(missing_ok=True)
 
     def add(self, rejects: Iterable[Reject]) -> None:
@@ -198,46 +247,128 @@ class Rejects:
             new = [each for each in rejects if each.shard is None or (each.shard, each.row) not in self._seen]
             if not new:
                 return
+            self._write(new, durably=any(each.shard is not None for each in new))
+            # Last: a block that fails is sent again, and these must be written then.
             self._seen.update((each.shard, each.row) for each in new if each.shard is not None)
             self.count += len(new)
-            rows = [
-                [
-                    str(each.line),
-                    "" if each.shard is None else str(each.shard),
-                    str(each.row),
-                    each.reason,
-                    each.record,
-                ]
-                for each in new
-            ]
-            self._write(rows, durably=any(each.shard is not None for each in new))
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
 
-    def _write(self, rows: list[list[str]], *, durably: bool) -> None:
+    def _read(self) -> list[Reject]:
+        """Return the records in the file."""
+        path = self.path
+        csv.field_size_limit(LONGEST_FIELD)
+        try:
+            is_one = path.is_file() or not path.exists()
+            # Its end may be cut off within a character.
+            text = path.read_bytes().decode(errors="replace") if is_one else ""
+            rows = [*csv.reader(StringIO(text, newline=""))]
+        except FileNotFoundError:
+            return []
+        except (OSError, csv.Error) as error:
+            raise BadArgument(f"{path} can't be read: {error}", hint="Name another file: --rejects") from None
+        if tuple(rows[0] if rows else ()) != _HEADER:
+            raise BadArgument(
+                f"{path} exists, and is not a file of rejected records",
+                hint="Name another file: --rejects",
+            )
+        whole = [row for row in rows[1 : None if text.endswith("\n") else -1] if len(row) == len(_HEADER)]
+        if others := {row[0] for row in whole} - {self._load}:
+            raise BadArgument(
+                f'{path} has rejected records of the load "{min(others)}"',
+                hint="Name another file: --rejects",
+            )
+        return [
+            Reject(
+                line=int(line),
+                shard=int(shard) if shard else None,
+                row=int(row),
+                reason=reason,
+                record=record,
+            )
+            for _, line, shard, row, reason, record in whole
+            if line.isdecimal() and row.isdecimal() and (not shard or shard.isdecimal())
+        ]
+
+    def _write(self, rejects: Sequence[Reject], *, durably: bool) -> None:
         if self._dry_run:
             return
+        if durably:
+            # Another process would have replaced the file, and what is counted here would be in none.
+            self._require()
         if self._file is None:
-            self._file = self.path.open("w", encoding="utf-8", newline="")
-            csv.writer(self._file).writerow(_HEADER)
-        csv.writer(self._file).writerows(rows)
-        self._file.flush()
+            self._file = self._made(rejects)
+        else:
+            self._file.write(self._rows(rejects))
+            self._file.flush()
         if durably:
             os.fsync(self._file.fileno())
 
+    def _rows(self, rejects: Iterable[Reject], *, header: bool = False) -> str:
+        text = StringIO(newline="")
+        rows = csv.writer(text)
+        if header:
+            rows.writerow(_HEADER)
+        rows.writerows(
+            [
+                self._load,
+                each.line,
+                "" if each.shard is None else each.shard,
+                each.row,
+                each.reason,
+                each.record,
+            ]
+            for each in rejects
+        )
+        return text.getvalue()
 
-def _is_committed(row: list[str], marks: Mapping[int, int]) -> bool:
-    # The last line may be cut off.
-    if len(row) != len(_HEADER) or not row[1].isdecimal() or not row[2].isdecimal():
-        return False
-    return int(row[2]) <= marks.get(int(row[1]), 0)
+    def _made(self, rejects: Sequence[Reject]) -> IO[str]:
+        """Make the file, which did not exist when the run began."""
+        try:
+            file = self.path.open("x", encoding="utf-8", newline="")
+        except FileExistsError:
+            raise BadArgument(
+                f"{self.path} was made meanwhile, by another load", hint="Name another file: --rejects"
+            ) from None
+        file.write(self._rows(rejects, header=True))
+        file.flush()
+        _keep_name(self.path)
+        return file
+
+    def _replaced(self, kept: Sequence[Reject]) -> IO[str]:
+        """Replace the file, by one that is complete on the disk at every moment, and open the new one."""
+        path = self.path.resolve()
+        new = path.with_name(f"{path.name}.new")
+        with new.open("w", encoding="utf-8", newline="") as file:
+            file.write(self._rows(kept, header=True))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        _keep_name(path)
+        return path.open("a", encoding="utf-8", newline="")
 
 
-_OF_A_ROW: Final = ("22", "23", "P0")
-"""Classes of errors that a row's values cause: data, constraints, and what triggers raise."""
+def _keep_name(path: Path) -> None:
+    """Write a file's entry in its folder to the disk."""
+    folder = os.open(path.resolve().parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _is_committed(reject: Reject, marks: Mapping[int, Mark], last: int) -> bool:
+    if reject.shard is None:
+        return reject.line <= last
+    mark = marks.get(reject.shard)
+    return mark is not None and reject.row <= mark.rows
+
+
+_OF_A_ROW: Final = ("22", "23", "54", "P0")
+"""Classes of errors that a row's values cause: data, constraints, limits, and what triggers raise."""
 
 
 class File(Protocol):
@@ -250,13 +381,13 @@ class File(Protocol):
     def batches(self, places: Sequence[int]) -> Iterator[Batch]:
         """Yield the records, with the fields at these places."""
 
-    def value(self, field: Any, kind: type | None, /) -> Any:
-        """Return the value of a field; a kind of ``None`` is an ID. Raises BadArgument."""
+    def values(self, fields: Sequence[Any], kind: type | None, /) -> Sequence[Any]:
+        """Return the values of fields; a kind of ``None`` is an ID. Raises BadArgument."""
 
     def options(self) -> sql.Composable:
         """Return what follows COPY … FROM STDIN."""
 
-    def write(self, copy: psycopg.Copy, ids: Sequence[int] | None, records: Sequence[Any]) -> None:
+    def write(self, copy: psycopg.Copy, ids: Iterable[range] | None, records: Sequence[Any]) -> None:
         """Send records."""
 
     def place_of_line(self, records: Sequence[Any], line: int) -> int:
@@ -272,13 +403,18 @@ Part = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """The sender of blocks of one load; ``taken`` is how many rows of each shard earlier runs have taken."""
+    """The sender of blocks of one load.
+
+    ``taken`` is how many rows of each shard earlier runs have taken, ``homes_version`` the version of the
+    directory of keys when this run began.
+    """
 
     cluster: Cluster
     target: CopyTarget
     file: File
     load: str
     source: str
+    homes_version: int
     taken: Mapping[int, int]
     rejects: Rejects
     most_rejects: int
@@ -292,10 +428,10 @@ class Sender:
         before = [self.taken.get(block.shard, 0) + block.before for block in blocks]
         self._require_trusted(connection, [sql.Identifier(schema, self.target.name) for schema in schemas])
         make_tables(connection, [schema for schema, rows in zip(schemas, before, strict=True) if rows == 0])
-        ids: Sequence[Sequence[int] | None] = [None] * len(blocks)
+        ids: Sequence[IdBlock | None] = [None] * len(blocks)
         if self.target.id_column is not None:
             counts = {block.shard: len(block.items) for block in blocks}
-            ids = [[*some] for some in blocks_of_ids(connection, counts, self.cluster.layout)]
+            ids = blocks_of_ids(connection, counts, self.cluster.layout)
         refused = self._copy(connection, blocks, schemas, ids, check)
         # First, so that a row is never lost; what is not committed is taken out by the next run.
         self.rejects.add(
@@ -318,10 +454,11 @@ class Sender:
                 Step(
                     schema=schemas[n],
                     before=before[n],
-                    after=Mark(rows=before[n] + len(block.items), rejected=rejected[n]),
+                    after=Mark(rows=before[n] + len(block.items), rejected=rejected[n], line=block.through),
                 )
                 for n, block in enumerate(blocks)
             ],
+            homes_version=self.homes_version,
         )
         return [
             Copied(
@@ -363,7 +500,7 @@ class Sender:
         connection: Connection,
         blocks: Sequence[Block[Any]],
         schemas: Sequence[str],
-        ids: Sequence[Sequence[int] | None],
+        ids: Sequence[IdBlock | None],
         check: Callable[[], None],
     ) -> dict[tuple[int, int], str]:
         """Copy the records that the server takes; return the rest, by block and record, with the reasons.
@@ -404,7 +541,7 @@ class Sender:
         connection: Connection,
         blocks: Sequence[Block[Any]],
         statements: Sequence[sql.Composed],
-        ids: Sequence[Sequence[int] | None],
+        ids: Sequence[IdBlock | None],
         parts: Sequence[Part],
     ) -> tuple[int, psycopg.Error] | None:
         """Copy parts; return which one the server refuses, and the error, if it is one of the records'."""
@@ -416,7 +553,7 @@ class Sender:
                     with logged_copy(connection, statements[n]) as copy:
                         self.file.write(
                             copy,
-                            None if of_block is None else of_block[start:end],
+                            None if of_block is None else of_block.runs(start, end),
                             blocks[n].items[start:end],
                         )
         except psycopg.Error as error:
@@ -429,15 +566,18 @@ class Sender:
         return None
 
 
-def refuse_too_many(rejects: Rejects, most: int) -> None:
-    """End a load that rejects more than it may.
+def refuse_too_many(rejects: Rejects, most: int, held: Sequence[Reject] = ()) -> None:
+    """End a load that rejects more than it may; ``held`` are not in the file yet.
 
     Raises:
         ShardidsError: it does.
     """
-    if rejects.count > most:
+    count = rejects.count + len(held)
+    if count > most:
+        why = f"{rejects.path} has the reasons"
+        if held:
+            why = f"It does not have line {held[0].line}: {held[0].reason}. {why} of others"
         raise ShardidsError(
-            f"{rejects.count:,} records were rejected, more than the limit of {most:,}",
-            hint=f"{rejects.path} has the reasons. Raise the limit with --max-rejects, and start the load"
-            " again to continue it.",
+            f"{count:,} records were rejected, more than the limit of {most:,}",
+            hint=f"{why}. Raise the limit with --max-rejects, and start the load again to continue it.",
         )
