@@ -2,14 +2,25 @@
 
 ``moves`` plans, runs, resumes and aborts moves. ``steps`` lists the steps of one move, ``cutover`` is the
 pause in it, ``journal`` the catalog's record. ``requirements`` finds the reasons to refuse a move, ``purge``
-drops old copies. ``balance`` decides what to move, ``rebalance`` moves it. ``failover`` replaces a lost node,
+drops old copies. ``balance`` decides what to move, ``rebalance`` moves it, ``watching`` does both again
+and again within limits, in a ``window``. ``failover`` replaces a lost node,
 ``homes`` gives a shard that was lost a home, ``activation`` activates a shard that is active nowhere else, or
 records where it is active, ``clocks`` confirms and resets clocks.
 """
 
 from shardids.catalog.moves import Move, all_moves, open_moves
 from shardids.mover.activation import Activation, Placing, activate, place
-from shardids.mover.balance import MARGIN, Balance, By, Transfer, balance, plan_balance, weigh
+from shardids.mover.balance import (
+    MARGIN,
+    OVER_S,
+    Balance,
+    By,
+    Transfer,
+    balance,
+    measure,
+    plan_balance,
+    weigh,
+)
 from shardids.mover.journal import Result
 from shardids.mover.moves import (
     MovePlan,
@@ -24,16 +35,20 @@ from shardids.mover.moves import (
 from shardids.mover.purge import OldCopy, old_copies, purge
 from shardids.mover.rebalance import NotMoved, carry_out, rebalancing, require_none_open, resume_open
 from shardids.mover.steps import MAX_PAUSE_S, Options
+from shardids.mover.watching import Decision, Terms, Watch
+from shardids.mover.window import Window
 from shardids.replication.steps import Event, Lagging, OnEvent, StepBegun, StepDone, Waiting
 from shardids.replication.subscriptions import Copying
 
 __all__ = [
     "MARGIN",
     "MAX_PAUSE_S",
+    "OVER_S",
     "Activation",
     "Balance",
     "By",
     "Copying",
+    "Decision",
     "Event",
     "Lagging",
     "Move",
@@ -46,8 +61,11 @@ __all__ = [
     "Result",
     "StepBegun",
     "StepDone",
+    "Terms",
     "Transfer",
     "Waiting",
+    "Watch",
+    "Window",
     "abort",
     "activate",
     "all_moves",
@@ -56,6 +74,7 @@ __all__ = [
     "check_open",
     "each",
     "former_node",
+    "measure",
     "move",
     "old_copies",
     "open_moves",

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from shardids.catalog.moves import record_arrival
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog, place_shard
-from shardids.catalog.shards import Shard, issuers, read_shard
+from shardids.catalog.shards import Shard, read_shard, require_no_issuer
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node, lost_shard
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed, UnknownShard
@@ -87,7 +87,8 @@ def activate(
             raise lost_shard(shard, placement.lost[shard])
         is_to_activate = found.before != "active" or above_tick is not None
         if is_to_activate:
-            _refuse_issuers(nodes[name], shard, name)
+            with nodes[name].connect() as connection:
+                require_no_issuer(connection, shard, name)
         if not dry_run:
             skipped = skipped_ranges(catalog, [shard]) if is_to_activate else ()
             asked = {"shard": shard, "epoch": journal.leases.epoch, "above": above_tick, "ms": str(LOCK_MS)}
@@ -97,6 +98,7 @@ def activate(
                     # Of a move that was undone by hand: an active shard may have one, too.
                     connection.execute(text("select shardids.drop_barriers(:shard)"), asked)
                     if is_to_activate:
+                        require_no_issuer(connection, shard, name)
                         bring(connection, skipped)
                         connection.execute(_ACTIVATE, asked)
             except StatementFailed as error:
@@ -104,17 +106,6 @@ def activate(
                     raise in_use(nodes, shard, name) from error
                 raise
     return found
-
-
-def _refuse_issuers(engine: Engine, shard: int, node: str) -> None:
-    with engine.connect() as connection:
-        if names := issuers(connection, shard):
-            raise ClusterConflict(
-                f'shard {shard} is not activated: {names[0]} on node "{node}" issues its IDs, and both would'
-                " issue the same",
-                hint="Let the function draw from the shard, or drop it: shardids key function"
-                f" {names[0].removesuffix('()')} --shard {shard}",
-            )
 
 
 _ALONE = text("select set_config('lock_timeout', :ms, true), shardids.require_lease(:shard, :epoch)")

@@ -11,15 +11,17 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from shlex import quote
 
 from sqlalchemy import text
 
 from shardids.catalog.keys.copies import bring_to
+from shardids.catalog.leases import lives
 from shardids.catalog.losses import complete_loss, read_arrivals
-from shardids.catalog.moves import read_moves
+from shardids.catalog.moves import MovingKey, read_moves, read_moving_keys
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.references import references_of, require_none
-from shardids.catalog.rows import Catalog, point_node
+from shardids.catalog.rows import Catalog, point_node, read_placement
 from shardids.catalog.skipped import bring, skipped_ranges
 from shardids.catalog.topology import Node, Placement
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed, UnsupportedServer
@@ -36,9 +38,10 @@ from shardids.mover.homes import (
     last_arrivals,
     why_lost,
 )
-from shardids.mover.journal import being_moved, is_running, take_over
+from shardids.mover.journal import Journal
 from shardids.pg.notation import named_shards, shown_shards
 from shardids.pg.urls import parse_url, shown_url
+from shardids.replication.journals import Entry, being_moved, take_over
 from shardids.replication.subscriptions import LOCK_FAILURES
 from shardids.tables.views import follow
 
@@ -65,6 +68,8 @@ class Replacement:
         lost: shards that the server does not have as they were, and that have no home.
         accepted: the same, but given a home in this call.
         set_aside: schemas to which incomplete copies were renamed, each with its node.
+        open_key_moves: moves of keys from or to its shards that are not over, one line for each, with the
+            next step. They go on by their own command.
         stale_views: views over shards that could not be refreshed, one line for each, with the remedy.
     """
 
@@ -76,6 +81,7 @@ class Replacement:
     lost: tuple[LostShard, ...] = ()
     accepted: tuple[LostShard, ...] = ()
     set_aside: tuple[str, ...] = ()
+    open_key_moves: tuple[str, ...] = ()
     stale_views: tuple[str, ...] = ()
 
 
@@ -119,7 +125,7 @@ def replace_node(
         ClusterConflict: the node is unknown; the cluster has reference tables, and not ``with_references``;
             the old server still takes writes; a shard of it is being moved; the new server is another
             database, still a standby, a copy rather than a standby, or has none of the node's shards; or a
-            shard of ``accept_loss`` is active on another node.
+            shard of ``accept_loss`` is active on another node, or was not lost with this one.
         ConnectionFailed: the new server does not answer.
     """
     if not with_references:
@@ -133,12 +139,13 @@ def replace_node(
     with homes.failover_nodes(catalog.placement(), catalog, new) as nodes:
         _require_node(catalog, nodes, new)
         with Homes.opened(catalog, nodes) as giving:
-            _take_moves(giving, name, dry_run=dry_run)
+            keys = _take_moves(giving, name, dry_run=dry_run)
             unfinished = [loss for loss in giving.open() if loss.node == name]
             for loss in unfinished if not dry_run else ():
                 giving.give(loss.shard, lost_with=name, home=loss.home)
             found = _find(catalog, nodes, new, leave_out=[loss.shard for loss in unfinished if dry_run])
             _refuse(found, new, accept_loss)
+            _require_lost(catalog, found, new, set(accept_loss) - {loss.shard for loss in unfinished})
             if not dry_run:
                 # A standby may lack ranges of its primary, and serves clients from here on.
                 with nodes[name].begin() as connection:
@@ -168,6 +175,11 @@ def replace_node(
         lost=tuple(shard for shard in found.lost if shard not in accepted),
         accepted=accepted,
         set_aside=tuple(chain.from_iterable(renamed)),
+        open_key_moves=tuple(
+            f"the move of key {one.key!r} from shard {one.source} to {one.target} is not over:"
+            f" shardids tenant move {quote(one.key)} --resume, or --abort"
+            for one in keys
+        ),
         stale_views=() if dry_run else follow(catalog),
     )
     if not dry_run:
@@ -210,8 +222,10 @@ def _require_node(catalog: Catalog, nodes: Nodes, new: Node) -> None:
         )
 
 
-def _take_moves(giving: Homes, node: str, *, dry_run: bool) -> None:
+def _take_moves(giving: Homes, node: str, *, dry_run: bool) -> list[MovingKey]:
     """Take over the open moves from and to a node, once their movers have noticed that it is gone.
+
+    Returns those of keys, which their own command ends.
 
     Raises:
         ClusterConflict: a mover still lives.
@@ -220,17 +234,26 @@ def _take_moves(giving: Homes, node: str, *, dry_run: bool) -> None:
     epoch = giving.leases.epoch
     while True:
         with giving.held.transaction() as connection:
+            there = {shard for shard, at in read_placement(connection).owners().items() if at == node}
+            moves = [one for one in read_moves(connection) if node in (one.source, one.target)]
+            keys = [one for one in read_moving_keys(connection) if there & {one.source, one.target}]
+            opened: list[tuple[Entry, str, str, str]] = [
+                *((one, Journal.TABLE, f"shard {one.shard}", Journal.COMMAND) for one in moves),
+                *((one, "key_move", f"key {one.key!r}", "shardids tenant move") for one in keys),
+            ]
             busy = [
-                move
-                for move in read_moves(connection)
-                if node in (move.source, move.target)
-                and move.epoch != epoch
-                and (is_running(connection, move) or not (dry_run or take_over(connection, move, epoch)))
+                being_moved(subject, command)
+                for open_, table, subject, command in opened
+                if open_.epoch != epoch
+                and (
+                    lives(connection, open_.epoch)
+                    or not (dry_run or take_over(connection, table, open_, epoch))
+                )
             ]
         if not busy:
-            return
+            return keys
         if time.monotonic() > deadline:
-            raise being_moved(busy[0].shard)
+            raise busy[0]
         time.sleep(0.5)
 
 
@@ -284,6 +307,21 @@ def _refuse(found: _Findings, new: Node, accept_loss: Collection[int]) -> None:
                 f' on "{new.name}"',
                 hint="See: shardids doctor",
             )
+
+
+def _require_lost(catalog: Catalog, found: _Findings, new: Node, shards: Collection[int]) -> None:
+    """Refuse shards that were never lost with the node; those of an earlier call pass."""
+    with catalog.engine.connect() as connection:
+        before = {
+            one.shard for one in read_arrivals(connection) if not one.is_moved and one.source == new.name
+        }
+    if unlost := sorted(set(shards) - before - {shard.shard for shard in found.lost}):
+        are = "is" if len(unlost) == 1 else "are"
+        raise ClusterConflict(
+            f"{named_shards(unlost)} {are} not lost: nothing to accept",
+            hint=f"See which are: shardids node replace {new.name} --url {shown_url(parse_url(new.url))}"
+            " --dry-run",
+        )
 
 
 def _fence(nodes: Nodes, new: Node, found: _Findings, shards: Collection[int]) -> None:

@@ -23,6 +23,7 @@ from shardids.catalog.losses import Arrival, Loss, accept_loss, complete_loss, o
 from shardids.catalog.moves import Move, read_moves
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
+from shardids.catalog.shards import require_no_issuer
 from shardids.catalog.skipped import bring, read_skipped
 from shardids.catalog.topology import Node, Placement
 from shardids.errors import ClusterConflict, ConnectionFailed, StatementFailed
@@ -372,6 +373,7 @@ def _activate(home: Connection, shard: int, node: str, tick: int, *, may_be_empt
         from shardids.migrate.install.provision import make_shard  # noqa: PLC0415
 
         make_shard(home, shard)
+    require_no_issuer(home, shard, node)
     home.execute(
         text("select shardids.drop_barriers(:shard), shardids.activate(:shard, :tick)"),
         {"shard": shard, "tick": tick},

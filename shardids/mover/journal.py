@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Self
-from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from shardids.catalog.leases import MOVE, Leases, OnBusy, Standing, known, read_leases
+from shardids.catalog.leases import MOVE, OnBusy, Standing, read_leases
 from shardids.catalog.moves import (
     ARRIVALS,
     COLUMNS,
@@ -22,13 +21,13 @@ from shardids.catalog.moves import (
     read_moves,
 )
 from shardids.catalog.nodes import Nodes
+from shardids.catalog.pins import refuse_pinned
 from shardids.catalog.regions import require_region
 from shardids.catalog.rows import Catalog, lock_placement, place_shard, read_placement
 from shardids.catalog.skipped import Skipped, read_skipped
-from shardids.errors import ClusterConflict, CommitUncertain, ConnectionFailed, MoveFailed
-from shardids.pg.locks import AdvisoryLock
-from shardids.replication.barrier import HeldLock
-from shardids.replication.sides import Directory, Side, guard, move_nodes
+from shardids.errors import ClusterConflict
+from shardids.replication.journals import MoveJournal
+from shardids.replication.sides import Directory, guard, move_nodes
 from shardids.replication.steps import OnEvent, Waiting, ignore
 
 
@@ -54,35 +53,16 @@ class Result:
     stale_views: tuple[str, ...] = ()
 
 
-class Journal:
+class Journal(MoveJournal[Move]):
     """The journal of one shard, open for writing, and the leases of the process that writes it.
 
-    :meth:`opened` makes it. It writes only while the entry has the epoch of its leases: a process that wakes
-    when another has taken the entry over writes nothing.
-
-    Attributes:
-        leases: those of this command.
+    :meth:`opened` makes it.
     """
 
-    def __init__(self, catalog: Catalog, held: HeldLock, shard: int, leases: Leases) -> None:
-        self._catalog = catalog
-        self._held = held
-        self._shard = shard
-        self._move: Move | None = None
-        self.leases = leases
-        self.step = FIRST_STEP
-
-    def schema(self) -> str | None:
-        """Return the definition that :meth:`keep_schema` recorded for this move."""
-        with self._held.transaction() as connection:
-            found: str | None = connection.execute(
-                text("select schema from shardids_catalog.move where id = :id"), {"id": self.move.id}
-            ).scalar_one()
-        return found
-
-    def keep_schema(self, definition: str) -> None:
-        """Record the definition of the schema that the target is given."""
-        self._update("schema = :definition", definition=definition)
+    TABLE = "move"
+    FIRST = FIRST_STEP
+    COMMAND = "shardids shard move"
+    _shard: int
 
     @classmethod
     @contextmanager
@@ -96,24 +76,31 @@ class Journal:
         Raises:
             ClusterConflict: another process moves the shard.
         """
-        leases = Leases(catalog, purpose)
-        taken = being_moved(shard)
-        lost = ConnectionFailed(
-            f"the journal of shard {shard} was lost, with the connection to the catalog",
-            hint="When the catalog answers again: --resume or --abort.",
-        )
-        with HeldLock.taken(catalog, AdvisoryLock.LEASE_HOLDER, leases.key, taken=taken, lost=lost) as held:
-            journal = cls(catalog, held, shard, leases)
-            with held.transaction() as connection:
-                found = read_moves(connection, [shard])
-                if found and (
-                    is_running(connection, found[0])
-                    or (takes_over and not take_over(connection, found[0], leases.epoch))
-                ):
-                    raise taken
-            if found:
-                journal._set(found[0])
+        with cls._opened(
+            catalog,
+            purpose,
+            subject=f"shard {shard}",
+            argument=str(shard),
+            find=lambda connection: next(iter(read_moves(connection, [shard])), None),
+            takes_over=takes_over,
+        ) as journal:
+            journal._shard = shard
             yield journal
+
+    def _route(self, move: Move) -> str:
+        return f'node "{move.source}" to "{move.target}"'
+
+    def schema(self) -> str | None:
+        """Return the definition that :meth:`keep_schema` recorded for this move."""
+        with self._held.transaction() as connection:
+            found: str | None = connection.execute(
+                text("select schema from shardids_catalog.move where id = :id"), {"id": self.move.id}
+            ).scalar_one()
+        return found
+
+    def keep_schema(self, definition: str) -> None:
+        """Record the definition of the schema that the target is given."""
+        self._update("schema = :definition", definition=definition)
 
     @contextmanager
     def leased(
@@ -125,32 +112,24 @@ class Journal:
         on_event: OnEvent = ignore,
         former: str | None = None,
     ) -> Iterator[None]:
-        """Hold the shard's lease on nodes until the block ends, or as long as its move is open.
-
-        ``former`` names the sessions of the process that had the entry before: they are ended. A node that
-        does not answer is passed over then: an abort leaves the objects on such a target.
+        """Hold the shard's lease on nodes, as :meth:`MoveJournal._holding` does.
 
         Raises:
             ShardBusy: another command has the lease: see :func:`shardids.catalog.leases.obtain`.
         """
-        with move_nodes(directory.placement, directory.login, name="shardids_lease") as engines:
-
-            def end_former(node: str) -> None:
-                if former is not None:
-                    Side(name=node, engine=engines[node]).end_sessions(former)
-
-            with self.leases.held(
+        with (
+            move_nodes(directory.placement, directory.login, name="shardids_lease") as engines,
+            self._holding(
                 {name: engines[name] for name in nodes},
                 self._shard,
                 on_busy=on_busy,
                 on_wait=lambda attempt, reason: on_event(
                     Waiting(shard=self._shard, attempt=attempt, reason=reason)
                 ),
-                takes_over=former is not None,
-                clear=end_former,
-                is_kept=lambda: self.is_open,
-            ):
-                yield
+                former=former,
+            ),
+        ):
+            yield
 
     def refuse_leased(self, directory: Directory, nodes: Collection[str]) -> None:
         """Refuse if another command has the shard's lease; takes nothing.
@@ -168,55 +147,34 @@ class Journal:
         """Returns the number of the shard."""
         return self._shard
 
-    @property
-    def move(self) -> Move:
-        """Returns the move that is not over.
-
-        Raises:
-            ClusterConflict: the shard has no open move.
-        """
-        if self._move is None:
-            raise ClusterConflict(f"no move of shard {self._shard} is under way")
-        return self._move
-
-    @property
-    def is_open(self) -> bool:
-        """Returns whether a move is not over."""
-        return self._move is not None
-
-    def refuse_open(self) -> None:
-        """Refuse if a move of the shard is not over.
-
-        Raises:
-            ClusterConflict: a move was begun and has neither ended nor been aborted.
-        """
-        if self._move is not None:
-            raise ClusterConflict(
-                f'a move of shard {self._shard} from node "{self._move.source}" to "{self._move.target}"'
-                f' was interrupted at step "{self.step}"',
-                hint=f"To resume it: shardids shard move {self._shard} --resume; to undo it: --abort",
-            )
-
-    def enter(self, target: str, *, offline: bool) -> Move:
+    def enter(
+        self, target: str, *, offline: bool, automatic: bool = False, size_bytes: int | None = None
+    ) -> Move:
         """Record a new move, from the shard's owner to ``target``.
 
         Raises:
-            ClusterConflict: no node owns the shard, or the target does, or is of another region.
+            ClusterConflict: no node owns the shard, or the target does, or is of another region; or the shard
+                is pinned.
         """
         with self._held.transaction() as connection:
-            # Until the commit no region changes; who changes one later finds the move.
+            # Until the commit no region and no pin changes; who changes one later finds the move.
             lock_placement(connection)
             require_region(read_placement(connection), self._shard, target)
+            refuse_pinned(connection, self._shard, target)
             row = connection.execute(
                 text(f"""
-                    insert into shardids_catalog.move (shard, source, target, offline, step, epoch)
-                    select shard, node, :target, :offline, :step, :epoch from shardids_catalog.placement
+                    insert into shardids_catalog.move
+                      (shard, source, target, offline, automatic, size_bytes, step, epoch)
+                    select shard, node, :target, :offline, :automatic, :size_bytes, :step, :epoch
+                    from shardids_catalog.placement
                     where shard = :shard and state = 'active' and node <> :target
                     returning {COLUMNS}"""),  # noqa: S608 -- constant
                 {
                     "shard": self._shard,
                     "target": target,
                     "offline": offline,
+                    "automatic": automatic,
+                    "size_bytes": size_bytes,
                     "step": FIRST_STEP,
                     "epoch": self.leases.epoch,
                 },
@@ -237,11 +195,6 @@ class Journal:
         with self._held.transaction() as connection:
             connection.execute(text("select pg_notify(:channel, :notice)"), notice)
 
-    def begin_step(self, step: str) -> None:
-        """Record the step that is taken next."""
-        self._update("step = :step", step=step)
-        self.step = step
-
     def switch_placement(self, high_water_tick: int) -> None:
         """Make the target the owner and record that only cleaning is left, in one transaction."""
         move = self.move
@@ -259,16 +212,10 @@ class Journal:
     def is_past(self, step: str, error: BaseException) -> bool:
         """Return whether the placement names the target, after a step of the pause failed with ``error``.
 
-        After an unanswered COMMIT of :meth:`switch_placement` it asks the catalog; an interrupt may also
-        have come before the answer. If the session of the lock is lost, it is ended first, with the lock.
-
         Raises:
             ConnectionFailed: the catalog stays out of reach.
         """
-        if self.step == LAST_STEP:
-            return True
-        is_unknown = isinstance(error, CommitUncertain) or not isinstance(error, Exception)
-        return step == PLACE and is_unknown and self._held.settled(self._catalog, self._is_placed)
+        return self.step == LAST_STEP or (step == PLACE and self._settled(error, self._is_placed))
 
     def _is_placed(self, connection: Connection) -> bool:
         node = connection.execute(
@@ -279,53 +226,7 @@ class Journal:
 
     def end(self, outcome: Outcome) -> None:
         """Record how the move ended."""
-        self._update("ended_at = clock_timestamp(), outcome = :outcome, schema = null", outcome=outcome)
-        self._move, self.step = None, FIRST_STEP
-
-    def _set(self, move: Move) -> None:
-        self._move, self.step = move, move.step
-
-    def _update(self, change: str, **values: object) -> None:
-        with self._held.transaction() as connection:
-            self._change(connection, change, **values)
-
-    def _change(self, connection: Connection, change: str, **values: object) -> None:
-        changed = connection.execute(
-            text(f"""update shardids_catalog.move set {change}
-                     where id = :id and ended_at is null and epoch = :epoch"""),  # noqa: S608 -- constants
-            values | {"id": self.move.id, "epoch": self.leases.epoch},
-        ).rowcount
-        if changed != 1:
-            raise MoveFailed(
-                f"the journal's entry of shard {self._shard} was taken over, or closed, by another process"
-            )
-
-
-def being_moved(shard: int) -> ClusterConflict:
-    """Return the error for a shard whose mover lives."""
-    return ClusterConflict(
-        f"shard {shard} is being moved by another process",
-        hint="To see how far it is: shardids shard move --list",
-    )
-
-
-def take_over(connection: Connection, move: Move, epoch: UUID) -> bool:
-    """Give the entry of an interrupted move to the command of an epoch; return whether no other was faster.
-
-    Processes that had it before write nothing more.
-    """
-    changed = connection.execute(
-        text("""update shardids_catalog.move set epoch = :epoch
-                where id = :id and ended_at is null and epoch = :before"""),
-        {"epoch": epoch, "id": move.id, "before": move.epoch},
-    )
-    return changed.rowcount == 1
-
-
-def is_running(connection: Connection, move: Move) -> bool:
-    """Return whether the process that last worked at a move still lives."""
-    row = (move.shard, move.source, move.epoch, MOVE, "", move.started_at, None)
-    return known(connection, [row])[0].standing is Standing.RUNNING
+        self._close("outcome = :outcome, schema = null", outcome=outcome)
 
 
 @contextmanager

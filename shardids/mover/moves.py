@@ -20,6 +20,7 @@ from sqlalchemy import text
 
 from shardids.catalog.leases import OnBusy
 from shardids.catalog.moves import PLACE, Outcome, all_moves
+from shardids.catalog.pins import refuse_pinned
 from shardids.catalog.regions import require_region
 from shardids.catalog.rows import Catalog, unknown_node
 from shardids.errors import (
@@ -36,10 +37,17 @@ from shardids.mover.journal import Journal, Result
 from shardids.mover.requirements import examine_contents, rows_can_be_compared
 from shardids.mover.steps import DEFAULTS, LIVE, OFFLINE, Actions, Options
 from shardids.pg.connections import server_major
-from shardids.replication.programs import Programs, Scripts, find_programs, schema_of_source
+from shardids.replication.programs import (
+    Programs,
+    Scripts,
+    find_programs,
+    lock_patience_ms,
+    naming_holders,
+    schema_of_source,
+)
 from shardids.replication.sides import Directory, Sides, refuse_other_copy
 from shardids.replication.steps import ABORT, OnEvent, Report, Runner, Step, ignore
-from shardids.replication.subscriptions import Refusal
+from shardids.replication.subscriptions import Refusal, refused
 from shardids.tables.views import follow
 from shardids.traces import span
 
@@ -99,6 +107,8 @@ class Mover:
             step=move.step,
             shard=move.shard,
             milestones={"cutover": fenced, "stop": fenced, PLACE: f'placed on node "{move.target}"'},
+            ways=f"Go on: shardids shard move {move.shard} --resume;"
+            f" undo: shardids shard move {move.shard} --abort",
         )
         with ExitStack() as kept:
             begins = f'move from node "{move.source}" to "{move.target}" at step {move.step}'
@@ -236,12 +246,13 @@ def plan_move(
 
     Raises:
         ClusterConflict: the node is unknown, of another region than the shard, or owns it already; or a move
-            of the shard is not over.
+            of the shard is not over, or it is pinned.
         MoveRefused: any other reason.
     """
     with Journal.opened(catalog, shard) as journal:
         journal.refuse_open()
         directory = Directory.read(catalog)
+        _refuse_pinned(catalog, shard, target)
         if options.on_busy is OnBusy.SKIP:
             journal.refuse_leased(directory, _both(directory, shard, target))
         return _examine(directory, shard, target, options=options, back=back, parallel=parallel)
@@ -259,6 +270,12 @@ def _both(directory: Directory, shard: int, target: str) -> tuple[str, str]:
     if source == target:
         raise ClusterConflict(f'shard {shard} is on node "{target}" already')
     return source, target
+
+
+def _refuse_pinned(catalog: Catalog, shard: int, target: str) -> None:
+    """Refuse before the lease is taken and the shard examined; the journal's entry looks again."""
+    with catalog.engine.connect() as connection:
+        refuse_pinned(connection, shard, target)
 
 
 def move(
@@ -284,6 +301,7 @@ def move(
         journal.refuse_open()
         directory = Directory.read(catalog)
         nodes = _both(directory, shard, target)
+        _refuse_pinned(catalog, shard, target)
         with journal.leased(directory, nodes, on_busy=options.on_busy, on_event=on_event):
             # While it waited for the lease, a move may have ended.
             directory = Directory.read(catalog)
@@ -293,7 +311,12 @@ def move(
                     hint="Run the command again if it is to move on.",
                 )
             plan = _examine(directory, shard, target, options=options, back=back)
-            journal.enter(target, offline=options.offline)
+            journal.enter(
+                target,
+                offline=options.offline,
+                automatic=options.automatic,
+                size_bytes=plan.size_bytes,
+            )
             with Mover.opened(
                 catalog,
                 directory,
@@ -446,7 +469,10 @@ def _examine(
     source, _ = _both(directory, shard, target)
     require_region(directory.placement, shard, target)
     with (
-        directory.sides(shard, source, target, name="shardids_move_check") as sides,
+        directory.sides(
+            shard, source, target, name="shardids_move_check", lock_timeout_ms=lock_patience_ms()
+        ) as sides,
+        naming_holders(sides),
         ThreadPoolExecutor(2) as pool,
     ):
         # pg_dump takes as long as the other checks together.
@@ -492,12 +518,8 @@ def _raise(sides: Sides, refusals: Sequence[Refusal]) -> None:
     if not refusals:
         return
     source, target = sides.source.name, sides.target.name
-    where = f'shard {sides.shard} can\'t be moved from node "{source}" to "{target}"'
-    if len(refusals) == 1:
-        raise MoveRefused(f"{where}: {refusals[0].reason}", hint=refusals[0].remedy)
-    raise MoveRefused(
-        f"{where}:\n" + "\n".join(f"- {refusal.reason}" for refusal in refusals),
-        hint="\n".join(f"- {remedy}" for remedy in dict.fromkeys(refusal.remedy for refusal in refusals)),
+    raise refused(
+        f'shard {sides.shard} can\'t be moved from node "{source}" to "{target}"', refusals, MoveRefused
     )
 
 
@@ -506,4 +528,4 @@ _FACTS = text("""
            case when coalesce(bool_and(c.reltuples >= 0) filter (where c.relkind = 'r'), true)
              then coalesce(sum(c.reltuples) filter (where c.relkind = 'r'), 0)::bigint end as rows,
            coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint as size_bytes
-    from pg_class c where c.oid = any (shardids.tables_of(:shard))""")
+    from pg_class c where c.oid = any (shardids.tables_of(:shard)) and c.relname <> 'shardids_version'""")

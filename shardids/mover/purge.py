@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.leases import OnBusy
 from shardids.catalog.nodes import Nodes
-from shardids.catalog.rows import Catalog
+from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement
 from shardids.errors import ClusterConflict, ShardBusy
 from shardids.mover.journal import Journal
+from shardids.pg.locks import bounded_wait
 from shardids.replication.sides import Directory, move_nodes
 
 _NAME = "shardids_purge"
@@ -54,11 +55,14 @@ def purge(
     ``on_skip`` receives the error of each shard that is left out, because another command has its lease.
 
     Raises:
-        ClusterConflict: dropping a copy would drop something outside it that is not the shard's: no copy was
-            dropped. Or a move of a shard has begun, or the shard is not active on its owner: copies of shards
-            before it were dropped, and a repeated call drops the rest.
+        ClusterConflict: the node does not exist; or dropping a copy would drop something outside it that is
+            not the shard's: no copy was dropped. Or a move of a shard has begun, or the shard is not active
+            on its owner: copies of shards before it were dropped, and a repeated call drops the rest.
+        StatementFailed: a table stays locked; the message names by whom. The same holds.
     """
     placement = catalog.placement()
+    if node is not None and node not in placement.nodes:
+        raise unknown_node(node, placement.nodes)
     with move_nodes(placement, catalog.url, name=_NAME) as nodes:
         copies = _old_copies(nodes, placement, shards, named=node)
         copies = [copy for copy in copies if node in (None, copy.node)]
@@ -84,10 +88,12 @@ def purge(
                     _require_active(nodes, owner, copy)
                 purged.append(copy)
                 if not dry_run:
+                    where = f'shard {copy.shard}, node "{copy.node}"'
                     with nodes[copy.node].begin() as connection:
                         asked = {"shard": copy.shard, "epoch": journal.leases.epoch}
                         connection.execute(text("select shardids.require_lease(:shard, :epoch)"), asked)
-                        connection.execute(_DROP if copy.is_known else _DROP_UNKNOWN, asked)
+                        with bounded_wait(connection, where, _schemas(connection, [copy.shard])):
+                            connection.execute(_DROP if copy.is_known else _DROP_UNKNOWN, asked)
     return purged
 
 
@@ -99,9 +105,12 @@ def _old_copies(
     def ask(name: str, engine: Engine) -> Sequence[OldCopy]:
         is_named = name == named
         with engine.connect() as connection:
+            schemas = _schemas(connection, wanted)
+            with bounded_wait(connection, f'node "{name}"', schemas, ["AccessExclusiveLock"]):
+                rows = connection.execute(_OLD, {"shards": wanted, "named": is_named}).all()
             return [
                 OldCopy(shard=row.id, node=name, size_bytes=row.size_bytes, is_known=row.is_known)
-                for row in connection.execute(_OLD, {"shards": wanted, "named": is_named})
+                for row in rows
                 if not row.is_known
                 or placement.node_of.get(row.id) not in (None, name)
                 or (is_named and placement.lost.get(row.id) == name)
@@ -111,6 +120,11 @@ def _old_copies(
     return sorted(found, key=lambda copy: (copy.shard, copy.node))
 
 
+def _schemas(connection: Connection, shards: Sequence[int]) -> Sequence[str]:
+    return connection.scalars(_SCHEMAS, {"shards": list(shards)}).all()
+
+
+_SCHEMAS = text("select shardids.schema_of(w.id)::text from unnest(cast(:shards as integer[])) w (id)")
 _OLD = text("""
     select w.id, s.id is not null as is_known,
            (select coalesce(sum(pg_total_relation_size(t.name)), 0)

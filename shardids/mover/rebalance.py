@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shardids.catalog.leases import session_name
-from shardids.catalog.moves import open_moves
+from shardids.catalog.moves import Move, open_moves
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, ConnectionFailed, ShardidsError
 from shardids.mover.balance import Transfer
@@ -45,8 +45,10 @@ class NotMoved:
 
 
 @contextmanager
-def rebalancing(catalog: Catalog) -> Iterator[None]:
+def rebalancing(catalog: Catalog, command: str = "rebalance") -> Iterator[HeldLock]:
     """Keep a second rebalance from beginning, until the block ends or the process does.
+
+    ``command`` is the name that others read.
 
     Raises:
         ClusterConflict: another is under way; the message names it. Nothing was changed.
@@ -63,9 +65,9 @@ def rebalancing(catalog: Catalog) -> Iterator[None]:
     lost = ConnectionFailed(
         "the connection to the catalog was lost, which shows that a rebalance is under way"
     )
-    name = session_name("rebalance")
-    with HeldLock.taken(catalog, AdvisoryLock.REBALANCE, 0, taken=taken, lost=lost, name=name):
-        yield
+    name = session_name(command)
+    with HeldLock.taken(catalog, AdvisoryLock.REBALANCE, 0, taken=taken, lost=lost, name=name) as held:
+        yield held
 
 
 def require_none_open(catalog: Catalog) -> None:
@@ -81,10 +83,12 @@ def require_none_open(catalog: Catalog) -> None:
         )
 
 
-def resume_open(catalog: Catalog, options: Options, on_event: OnEvent) -> list[Result | NotMoved]:
-    """Resume all interrupted moves, one after another; undo one that fails again."""
+def resume_open(
+    catalog: Catalog, options: Options, on_event: OnEvent, moves: Iterable[Move] | None = None
+) -> list[Result | NotMoved]:
+    """Resume interrupted moves, all or these, one after another; undo one that fails again."""
     done = list[Result | NotMoved]()
-    for one in open_moves(catalog):
+    for one in open_moves(catalog) if moves is None else moves:
         transfer = Transfer(shard=one.shard, source=one.source, target=one.target, weight=0.0)
         done.append(
             _done_or_undone(

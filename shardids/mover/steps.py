@@ -37,6 +37,7 @@ class Options:
         max_pause_s: how long writes may be stopped; ``offline`` moves ignore it.
         trusted: roles whose code may run as the role that moves: see :mod:`shardids.pg.schemas`.
         on_busy: what to do while another command has the shard's lease.
+        automatic: whether the journal says that ``rebalance --watch`` began the move.
     """
 
     offline: bool = False
@@ -44,6 +45,7 @@ class Options:
     max_pause_s: float = MAX_PAUSE_S
     trusted: tuple[str, ...] = ()
     on_busy: OnBusy = OnBusy.WAIT
+    automatic: bool = False
 
 
 DEFAULTS: Final = Options()
@@ -163,6 +165,8 @@ class Actions:
         """Create indexes, foreign keys and triggers on the target, and begin to gather statistics."""
         scripts = self._scripts()
         self._refuse_other_schema(scripts.text)
+        # What clients open in the pause lengthens it, so they begin well before.
+        self._journal.announce()
         subscriptions.make_rest(self._sides, scripts)
         self._analysis = self._begin_analysis()
         if self._move.offline:
@@ -185,6 +189,7 @@ class Actions:
     def catch_up(self) -> None:
         """Wait until the target is close enough to the source for a short cutover."""
         analysis = self._analysis or self._begin_analysis()
+        # Once more: making indexes may have taken hours, and a resumed move begins here.
         self._journal.announce()
         self._schema_version()
         analysis.wait()

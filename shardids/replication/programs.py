@@ -23,10 +23,12 @@ from shardids.errors import MoveRefused, StatementFailed
 from shardids.logs import log_program
 from shardids.pg.connections import server_major
 from shardids.pg.embedded.binaries import candidates
+from shardids.pg.locks import locked
 from shardids.replication.sides import Sides
 
 _PROGRAMS = ("pg_dump", "pg_restore", "psql")
 _LOCK_WAIT_MS = 10_000
+_LOCK_TIMEOUT = "55P03"
 _RUN_S = 300
 """How long a program that copies no rows may take."""
 _DEFINITIONS = ("--schema-only", "--no-publications", "--no-subscriptions")
@@ -191,14 +193,35 @@ def schema_of_source(sides: Sides) -> Scripts:
     with sides.source.autocommit() as source:
         identities = list(source.scalars(_IDENTITY_INDEXES, {"shard": sides.shard}))
         programs = find_programs(server_major(source))
-    return programs.dump_schema(sides.source.parameters(), sides.schema, identities)
+    with naming_holders(sides):
+        return programs.dump_schema(sides.source.parameters(), sides.schema, identities)
 
 
 def definition_of_source(sides: Sides) -> str:
     """Return the definition of the shard's schema on the source as it is now, to compare it with another."""
     with sides.source.autocommit() as source:
         programs = find_programs(server_major(source))
-    return programs.dump_definition(sides.source.parameters(), sides.schema)
+    with naming_holders(sides):
+        return programs.dump_definition(sides.source.parameters(), sides.schema)
+
+
+@contextlib.contextmanager
+def naming_holders(sides: Sides) -> Iterator[None]:
+    """Name who holds a table of the shard, if a session or pg_dump could not lock it to read."""
+    try:
+        yield
+    except StatementFailed as error:
+        if "LOCK TABLE" not in error.message and error.sqlstate != _LOCK_TIMEOUT:
+            raise
+        is_target = error.message.startswith(f'node "{sides.target.name}"')
+        side = sides.target if is_target else sides.source
+        where = f'shard {sides.shard}, node "{side.name}"'
+        raise locked(error, where, side.engine, [sides.schema], ["AccessExclusiveLock"]) from error
+
+
+def lock_patience_ms() -> int:
+    """Return how long pg_dump, and the checks beside it, wait for a lock."""
+    return _LOCK_WAIT_MS
 
 
 _IDENTITY_INDEXES = text("""

@@ -19,6 +19,7 @@ from shardids.catalog.rows import Catalog, unknown_node
 from shardids.catalog.topology import Placement, schema_name
 from shardids.errors import MoveFailed, MoveRefused, from_database
 from shardids.pg.connections import driver_connection, is_autocommit, on_connect
+from shardids.pg.notation import counted
 from shardids.pg.reader import Reader, Refused, reading_as_reader
 
 _CONNECTIONS = 6
@@ -122,11 +123,19 @@ class Directory:
 
     @contextmanager
     def sides(
-        self, shard: int, source: str, target: str, *, name: str, epoch: UUID | None = None
+        self,
+        shard: int,
+        source: str,
+        target: str,
+        *,
+        name: str,
+        epoch: UUID | None = None,
+        lock_timeout_ms: int | None = None,
     ) -> Iterator[Sides]:
         """Yield both nodes of a move, not connected yet. Sessions there are called ``name``.
 
-        With ``epoch`` they work under the shard's lease: see :func:`guard`.
+        With ``epoch`` they work under the shard's lease: see :func:`guard`. ``lock_timeout_ms``: how long
+        they wait for a lock; by default as long as it takes.
 
         Raises:
             ClusterConflict: a node was removed from the catalog.
@@ -134,7 +143,8 @@ class Directory:
         for node in (source, target):
             if node not in self.placement.nodes:
                 raise unknown_node(node, self.placement.nodes)
-        with move_nodes(self.placement, self.login, name=name) as nodes:
+        settings = {} if lock_timeout_ms is None else {"lock_timeout": f"{lock_timeout_ms}ms"}
+        with move_nodes(self.placement, self.login, name=name, settings=settings) as nodes:
             if epoch is not None:
                 for node in (source, target):
                     guard(nodes[node], shard, epoch)
@@ -147,15 +157,17 @@ class Directory:
             )
 
 
-def move_nodes(placement: Placement, login: URL, *, name: str) -> Nodes:
-    """Return the nodes of a cluster for a mover to work on, not connected yet."""
+def move_nodes(
+    placement: Placement, login: URL, *, name: str, settings: Mapping[str, str] | None = None
+) -> Nodes:
+    """Return the nodes of a cluster for a mover to work on, not connected yet; with further settings."""
     return Nodes(
         placement.nodes,
         login,
         application_name=name,
         connections=_CONNECTIONS,
         durable=True,
-        settings=SESSION,
+        settings=SESSION | dict(settings or {}),
     )
 
 
@@ -330,4 +342,4 @@ def digests(reader: Reader, side: Side, shard: int) -> Mapping[str, Digest]:
 def _shown(row: Any) -> str:
     if row is None:
         return "no table"
-    return f"{row.rows} rows" + (f" (digest {row.digest})" if row.digest is not None else "")
+    return counted(row.rows, "row") + (f" (digest {row.digest})" if row.digest is not None else "")

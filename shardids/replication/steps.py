@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from shardids.errors import ShardidsError
@@ -33,9 +33,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBegun(Event):
-    """A step is about to be taken."""
+    """A step is about to be taken: the ``number``-th of ``total``; both are 0 where no others follow it."""
 
     step: str
+    number: int = field(default=0, compare=False)
+    total: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ class Report:
         on_event: receives the events.
         step: the step that the work is at.
         milestones: messages to log at INFO, by the step that was taken.
+        ways: the commands that resume and undo the work, for the user who interrupts it.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class Report:
         step: str = "",
         shard: int | None = None,
         milestones: Mapping[str, str] | None = None,
+        ways: str = "",
     ) -> None:
         self._logger = logger(package)
         self._subject = subject
@@ -148,6 +152,8 @@ class Report:
         self._step = step
         self._shard = shard
         self._milestones = milestones or {}
+        self._ways = ways
+        self._has_ended = False
         self._since = time.monotonic()
 
     def __call__(self, event: Event) -> None:
@@ -167,17 +173,29 @@ class Report:
 
     @contextmanager
     def watching(self, begins: str) -> Iterator[None]:
-        """Log that work begins, and why it stopped if an error leaves the block."""
+        """Log that work begins, and why it stopped if an error leaves the block.
+
+        A :exc:`KeyboardInterrupt` gets a note for the user: at which step, and how to go on.
+        """
         self.log(logging.INFO, begins, step=self._step)
         try:
             yield
         except BaseException as error:
             words = f"stopped at step {self._step}: {shown_error(error)}"
             self.log(logging.WARNING, words, step=self._step)
+            if (interrupt := _interrupt_behind(error)) is not None:
+                interrupt.add_note(self._interrupted())
+                raise interrupt from None
             raise
 
+    def _interrupted(self) -> str:
+        if self._has_ended:
+            return "Interrupted. Nothing is left to resume."
+        return f'Interrupted at step "{self._step}". {self._ways}'.rstrip()
+
     def ended(self, state: str, *, seconds: float, pause_ms: float | None, **fields: object) -> None:
-        """Log how far the work is now."""
+        """Log how far the work is now, which has ended."""
+        self._has_ended = True
         pause = "" if pause_ms is None else f", no writes for {pause_ms:.0f} ms"
         words = f"{state} after {seconds:.1f} s{pause}"
         self.log(logging.INFO, words, seconds=seconds, pause_ms=pause_ms, **fields)
@@ -186,6 +204,17 @@ class Report:
         """Log a message about the work."""
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s: %s", self._subject, words, extra={**self._fields, **fields})
+
+
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error is, or that it followed, as when a driver closes its connection.
+
+    One of :class:`ShardidsError` says more than an interrupt.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, KeyboardInterrupt | ShardidsError):
+        found = found.__context__
+    return found if isinstance(found, KeyboardInterrupt) else None
 
 
 class Runner(Generic[A]):
@@ -219,13 +248,13 @@ class Runner(Generic[A]):
         journal = self._journal
         names = [step.name for step in steps]
         first = names.index(journal.step) if journal is not None and journal.step in names else 0
-        for step in steps[first:]:
+        for number, step in enumerate(steps[first:], first + 1):
             if not step.is_needed(self._actions):
                 continue
             # The step before may have recorded this one, with what it decides.
             if journal is not None and step.is_journaled and journal.step != step.name:
                 journal.begin_step(step.name)
-            self._report(StepBegun(step=step.name))
+            self._report(StepBegun(step=step.name, number=number, total=len(steps)))
             try:
                 with span("shardids.step", step=step.name):
                     step.act(self._actions)

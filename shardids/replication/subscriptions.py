@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
-from shardids.errors import MoveFailed, StatementFailed
+from shardids.errors import MoveFailed, ShardidsError, StatementFailed
 from shardids.pg.connections import keep_out_of_logs, server_major
 from shardids.pg.schemas import require_no_slot, require_own_replication
-from shardids.replication.programs import Scripts, find_programs
+from shardids.replication.programs import Scripts, find_programs, naming_holders
 from shardids.replication.sides import Side, Sides
 from shardids.replication.steps import Event
 
@@ -26,6 +26,20 @@ class Refusal:
 
     reason: str
     remedy: str
+
+
+Refused = TypeVar("Refused", bound=ShardidsError)
+
+
+def refused(where: str, refusals: Sequence[Refusal], kind: type[Refused]) -> Refused:
+    """Return the error with all reasons; ``where`` says against which move or adoption they are."""
+    if len(refusals) == 1:
+        return kind(f"{where}: {refusals[0].reason}", hint=refusals[0].remedy)
+    remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
+    return kind(
+        f"{where}:\n" + "\n".join(f"- {refusal.reason}" for refusal in refusals),
+        hint="\n".join(f"→ {remedy}" for remedy in remedies),
+    )
 
 
 CAPACITY: Final = text("""
@@ -253,13 +267,14 @@ def copy_offline(sides: Sides) -> None:
     with sides.source.autocommit() as connection:
         programs = find_programs(server_major(connection))
     required = f"shardids.require_lease({sides.shard}, '{sides.epoch}'), " if sides.epoch else ""
-    programs.copy_rows(
-        sides.source.parameters(),
-        sides.target.parameters(),
-        sides.schema,
-        first=f"select {required}shardids.take_rows({sides.shard})",
-        last=f"select shardids.add_barriers({sides.shard})",
-    )
+    with naming_holders(sides):
+        programs.copy_rows(
+            sides.source.parameters(),
+            sides.target.parameters(),
+            sides.schema,
+            first=f"select {required}shardids.take_rows({sides.shard})",
+            last=f"select shardids.add_barriers({sides.shard})",
+        )
 
 
 _TABLES_LEFT = text("""

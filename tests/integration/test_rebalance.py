@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from shardids import mover
-from shardids.errors import ClusterConflict
-from shardids.mover.balance import Transfer
+from shardids.errors import ClusterConflict, StatementFailed
+from shardids.mover.balance import By, Transfer, weigh
+from shardids.pg import locks
 from shardids.pg.embedded import temporary_servers
+from shardids.pg.urls import parse_url
 from tests.support.clusters import command_here
 from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
 
@@ -47,6 +49,31 @@ def test_a_move_that_fails_is_undone_and_the_others_go_on(nodes: TwoNodes) -> No
     assert nodes.leftovers() == []
     for shard in shards:
         assert_one_owner(nodes, shard)
+
+
+def test_who_keeps_a_table_locked_is_named(nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_PATIENCE", "300ms")
+    shard, stays = nodes.new_shard(SMALL), nodes.new_shard(SMALL)
+    mover.move(nodes.catalog, shard, "b")
+    with nodes.connected("a") as holder:
+        who = f"table users is locked by process {holder.info.backend_pid} of role"
+
+        def refused(act: Callable[[], object]) -> str:
+            with pytest.raises(StatementFailed) as error:
+                act()
+            assert f"pg_terminate_backend({holder.info.backend_pid})" in (error.value.hint or "")
+            return error.value.message
+
+        holder.execute(f"begin; lock table {schema(stays)}.users in access exclusive mode")
+        found = refused(lambda: weigh(nodes.catalog.placement(), parse_url(nodes.catalog_url), By.SIZE))
+        assert found.startswith(f'node "a": {who}')
+        holder.execute(f"commit; begin; lock table {schema(shard)}.users in access exclusive mode")
+        assert refused(lambda: mover.old_copies(nodes.catalog, [shard])).startswith(f'node "a": {who}')
+        holder.execute(f"commit; begin; lock table {schema(shard)}.users in access share mode")
+        found = refused(lambda: mover.purge(nodes.catalog, [shard]))
+        assert found.startswith(f'shard {shard}, node "a": {who}')
+        holder.execute("commit")
+    assert [copy.node for copy in mover.purge(nodes.catalog, [shard])] == ["a"]
 
 
 def test_a_drain_reports_the_shards_that_stayed(nodes: TwoNodes) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, text
 
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
-from shardids.catalog.shards import read_shard
+from shardids.catalog.shards import read_shard, require_no_issuer
 from shardids.catalog.skipped import Skipped, bring, read_skipped, record_skipped, skipped_ranges
 from shardids.errors import ClusterConflict, ShardidsError, StatementFailed, UnknownShard
 from shardids.ids.layout import Layout
@@ -121,13 +121,17 @@ def reset_clock(
         BadArgument: the shard does not lead by more than ``max_ahead``, or ``since`` is not between the
             present and its last ID.
         ClusterConflict: the clocks do not agree; a stored ID is outside of the range; a move or adoption is
-            not over; or a transaction does not end. Once the shard is fenced, repeating the call continues.
+            not over; a function issues the shard's IDs; or a transaction does not end. Once the shard is
+            fenced, repeating the call continues.
         UnknownShard, ConnectionFailed: as they say.
     """
     with alone(catalog, shard, "reset of the clock", dry_run=dry_run) as (node, connection):
         clocks = compare_clocks(catalog, node)
         clocks.require_agreement()
         work = _state(connection, node, shard).work(is_fenced=_is_fenced(connection, shard))
+        if work is not Work.NOTHING:
+            with connection.begin():
+                require_no_issuer(connection, shard, node)
         plan = None
         unreachable: dict[str, str] = {}
         layout = catalog.describe().layout
@@ -144,11 +148,11 @@ def reset_clock(
                         _record(catalog, connection, shard)
                         unreachable = _spread(catalog, nodes, shard, leave_out=node)
                         with _resumable(shard, node):
-                            _activate(catalog, connection, shard)
+                            _activate(catalog, connection, node, shard)
                     case Work.RELEASE:
                         with _resumable(shard, node):
                             _fence(connection, shard)
-                            _activate(catalog, connection, shard)
+                            _activate(catalog, connection, node, shard)
                     case _:
                         _record(catalog, connection, shard)
                         unreachable = _spread(catalog, nodes, shard)
@@ -236,7 +240,7 @@ def _reset(catalog: Catalog, nodes: Nodes, connection: Connection, plan: Plan, n
                 hint="End them, or wait.",
             ) from error
         raise
-    _activate(catalog, connection, shard)
+    _activate(catalog, connection, node, shard)
     return unreachable
 
 
@@ -266,12 +270,13 @@ def _fence(connection: Connection, shard: int) -> None:
         connection.execute(text("select shardids.fence(:shard)"), {"shard": shard})
 
 
-def _activate(catalog: Catalog, connection: Connection, shard: int) -> None:
+def _activate(catalog: Catalog, connection: Connection, node: str, shard: int) -> None:
     """Activate the shard when nobody can draw by a plan of its old next_id() any more."""
     with connection.begin():
         bring(connection, skipped_ranges(catalog, [shard]))
     _await_transactions(connection, shard)
     with connection.begin():
+        require_no_issuer(connection, shard, node)
         connection.execute(text("select shardids.activate(:shard)"), {"shard": shard})
 
 
