@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from psycopg import sql
 from sqlalchemy import Engine
@@ -21,14 +21,15 @@ from sqlalchemy import Engine
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.topology import Placement
 from shardids.errors import RowsWouldBeLost
-from shardids.pg.notation import shown_shards
+from shardids.pg.notation import counted, shown_shards
 from shardids.pg.queries import read
 from shardids.pg.reader import Refused, reading_as_reader
 
-HINT: Final = (
-    "To drop them: --allow-drop. To keep the rows, take the drop out of the revision. Autogenerate drops each"
-    " table that the models lack: look whether env.py imports every module with models."
-)
+_HINTS: Final = {
+    "up": "To drop them: --allow-drop. To keep the rows, take the drop out of the revision. Autogenerate"
+    " drops each table that the models lack: look whether env.py imports every module with models.",
+    "down": "To drop them: --allow-drop. To keep the rows, stay at the present revision.",
+}
 _ASIDE: Final = re.compile(
     r"(?P<body>(?P<dollar>\$(?:[A-Za-z_]\w*)?\$).*?(?P=dollar))|'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL
 )
@@ -81,8 +82,7 @@ class Loss:
 
     def __str__(self) -> str:
         count = len(self.shards)
-        rows = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'}"
-        shards = f"{count} {'shard' if count == 1 else 'shards'}"
+        rows, shards = counted(self.rows, "row"), counted(count, "shard")
         parts = [
             f"{rows} in {shards}: {shown_shards(self.shards)}",
             *([f"not all could be read: {self.unread}"] if self.unread else []),
@@ -194,15 +194,23 @@ class DropGuard:
         placement: where the shards are.
         shards: the shards that the run changes.
         allowed: the tables and columns that may be dropped with their rows.
+        direction: that of the run.
     """
 
     def __init__(
-        self, nodes: Nodes, placement: Placement, shards: Collection[int], allowed: Collection[Dropped] = ()
+        self,
+        nodes: Nodes,
+        placement: Placement,
+        shards: Collection[int],
+        *,
+        direction: Literal["up", "down"],
+        allowed: Collection[Dropped] = (),
     ) -> None:
         self._nodes = nodes
         self._placement = placement
         self._shards = frozenset(shards)
         self._allowed = frozenset(allowed)
+        self._direction = direction
         self._examined: set[Dropped] = set()
         self._lock = Lock()
 
@@ -249,14 +257,15 @@ class DropGuard:
             losses, there = self.losses(asked, shards)
             # Of a partitioned table its parts were allowed.
             if losses := [loss for loss in losses if loss.what not in self._allowed]:
-                raise refusal(f"shard {shard} is as it was: the revisions drop", losses)
+                words = f"shard {shard} is as it was: the revisions drop"
+                raise refusal(words, losses, self._direction)
             self._examined |= asked
         return there | (set(drops) & self._allowed)
 
 
-def refusal(words: str, losses: Sequence[Loss]) -> RowsWouldBeLost:
-    """Return the error for rows that would be lost; ``words`` stand before the list of them."""
-    return RowsWouldBeLost(f"{words} {', '.join(map(str, losses))}", hint=HINT)
+def refusal(words: str, losses: Sequence[Loss], direction: Literal["up", "down"]) -> RowsWouldBeLost:
+    """Return the error for rows that a run would lose; ``words`` stand before the list of them."""
+    return RowsWouldBeLost(f"{words} {', '.join(map(str, losses))}", hint=_HINTS[direction])
 
 
 def note(shard: int) -> str:

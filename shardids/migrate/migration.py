@@ -388,7 +388,8 @@ class Migration:
         return [replace(loss, revision=drops.get(loss.what, "")) for loss in losses]
 
     def _guard(self, prepared: PreparedRun, allowed: Collection[Dropped] = ()) -> DropGuard:
-        return DropGuard(self.nodes, self.placement, [p.shard for p in prepared.plan.pending], allowed)
+        shards = [p.shard for p in prepared.plan.pending]
+        return DropGuard(self.nodes, self.placement, shards, direction=prepared.direction, allowed=allowed)
 
     def run(
         self,

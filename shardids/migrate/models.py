@@ -18,8 +18,6 @@ from shardids.catalog.counters import COUNTER_TABLES
 from shardids.catalog.lookups import PREFIX
 from shardids.errors import BadArgument
 from shardids.migrate.environment import recorder
-from shardids.models.columns import next_id
-from shardids.models.counters import RowNumber
 
 OWN_VERSION_TABLE = "shardids_version"
 """The version table of shardids' own revisions; applications have another."""
@@ -45,6 +43,8 @@ def key_column(name: str = "id", **options: Any) -> Column[int]:
     The key is a ``bigint`` whose default is ``next_id()``, unqualified, so that it binds to the function of
     the shard that the revision runs in. ``options`` go to :class:`sqlalchemy.Column`.
     """
+    from shardids.models.columns import next_id  # noqa: PLC0415 -- a run has no models to load the ORM for
+
     return Column(
         name, BigInteger, primary_key=True, autoincrement=False, server_default=next_id(), **options
     )
@@ -142,6 +142,8 @@ def comparison(options: Mapping[str, Any]) -> dict[str, Any]:
         if type_ == "server_default" and is_next_id(item):
             autogen.imports.add("import shardids")
             return "shardids.next_id()"
+        from shardids.models.counters import RowNumber  # noqa: PLC0415 -- as in key_column()
+
         if type_ == "server_default" and isinstance(item, RowNumber):
             autogen.imports.add("import shardids.models")
             return f"shardids.models.{item!r}"
@@ -183,5 +185,7 @@ def is_next_id(default: object) -> bool:
     """Return whether a column's server default is the shard's ``next_id()``, as an expression or as text."""
     if not isinstance(default, DefaultClause):
         return False
+    from shardids.models.columns import next_id  # noqa: PLC0415 -- as in key_column()
+
     argument = default.arg
     return isinstance(argument, next_id) or bool(_NEXT_ID.fullmatch(str(getattr(argument, "text", argument))))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,6 +22,8 @@ from shardids.migrate.plan import Heads, Position, Start
 from shardids.pg.connections import has_own_session
 from shardids.pg.locks import AdvisoryLock, session_lock
 
+_SHARD: Final = "\0"
+"""The mark of a shard's number in a statement that is the same for all: no other part of one can have it."""
 _ENTER = sql.SQL(
     "select set_config('lock_timeout', {lock}, true), set_config('statement_timeout', {statement}, true),"
     " shardids.enter_revision({shard}, {table}, {expected}::text[], {epoch}::uuid),"
@@ -52,14 +55,26 @@ def enter(shard: int, version_table: str, expected: Start, limits: Limits, epoch
 
     ``epoch`` is that of the shard's lease; ``None``: nobody may have one.
     """
+    return _entering(version_table, expected, limits, epoch).replace(_SHARD, str(shard))
+
+
+@lru_cache(maxsize=64)
+def _entering(version_table: str, expected: Start, limits: Limits, epoch: UUID | None) -> str:
+    """Return the statement of :func:`enter`, with a mark in place of the shard."""
     return _ENTER.format(
         lock=str(limits.lock_timeout_ms),
         statement=str(limits.statement_timeout_ms),
-        shard=shard,
+        shard=sql.SQL(_SHARD),
         table=version_table,
         expected=None if expected is None else list(expected),
         epoch=None if epoch is None else str(epoch),
     ).as_string(None)
+
+
+@lru_cache(maxsize=64)
+def _returning(epoch: UUID) -> str:
+    """Return the statement that returns the lease of an epoch, with a mark in place of the shard."""
+    return _RETURN.format(sql.SQL(_SHARD), str(epoch)).as_string()
 
 
 def enter_session(shard: int, limits: Limits, *, waits: bool) -> str:
@@ -172,7 +187,7 @@ class Player:
             self._admitted = self._guard.admit(position.shard, named_drops(compiled))
         if compiled.way == "sql" and position.unfinished is None:
             # The lease ends with the transaction: the next command finds the shard free.
-            ends = "" if self._epoch is None else _RETURN.format(position.shard, str(self._epoch)).as_string()
+            ends = "" if self._epoch is None else _returning(self._epoch).replace(_SHARD, str(position.shard))
             parts = [part.sql for stage in compiled.stages for part in stage.parts]
             self._send_guarded(position.shard, position.heads, parts, compiled.sql, ends)
             return

@@ -11,11 +11,10 @@ from contextlib import closing, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import SQLAlchemyError
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -27,9 +26,11 @@ from tenacity import (
 )
 from tenacity.nap import sleep_using_event
 
+from shardids.catalog.alive import alive
 from shardids.catalog.leases import Lease, Leases, OnBusy, Standing, read_leases, session_name
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.errors import (
     ClusterConflict,
     ConnectionFailed,
@@ -37,27 +38,25 @@ from shardids.errors import (
     RevisionChanged,
     ShardBusy,
     ShardidsError,
+    StatementFailed,
 )
 from shardids.logs import logger, shown_error
 from shardids.migrate.compiled import Compiled
 from shardids.migrate.plan import MigrationPlan, Outcome, Position, Route, RunReport, Start, shown_heads
 from shardids.migrate.player import Limits, Player
-from shardids.pg.connections import CONNECT_TIMEOUT_S, open_engine
-from shardids.pg.locks import AdvisoryLock, holders_of_key
+from shardids.pg.locks import AdvisoryLock, holders_of_key, locked
 from shardids.traces import span
 
 log = logger("migrate")
 
 
-TRANSIENT: Final = frozenset({"55P03", "40P01", "40001"})
+_LOCK_TIMEOUT: Final = "55P03"
+TRANSIENT: Final = frozenset({_LOCK_TIMEOUT, "40P01", "40001"})
 """Lock timeout, deadlock, serialization failure: another attempt may succeed."""
 MOST_JOBS: Final = 64
 """The most shards of a node that a run migrates at once."""
 MOST_FAILED_CANARIES: Final = 3
 """How many canaries may fail in a row before even a run with ``continue_on_error`` begins no other shard."""
-_BEAT_S: Final = 5.0
-_LOST_AFTER: Final = "25s"
-"""How long the catalog keeps the lock of a run that it no longer hears from."""
 _LOOK_S: Final = 0.5
 """How often to look whether the leases of others were returned."""
 
@@ -176,67 +175,17 @@ def one_run(catalog: Catalog, what: str) -> Iterator[Leases]:
         ClusterConflict: another run holds the lock; the message says which and since when.
     """
     leases = Leases(catalog, "migration")
-    engine = open_engine(
-        catalog.url,
-        what="the catalog",
-        administrative=True,
-        connect_timeout_s=CONNECT_TIMEOUT_S,
-        pool_size=1,
-    )
-    try:
-        # A transaction's lock, not a session's: it stays on one server connection behind PgBouncer, too.
-        with engine.connect() as connection, _transaction(connection):
-            # The server ends the session, and with it the lock, of a run that is out of reach.
-            connection.execute(
-                text("""select set_config('application_name', :name, true),
-                               set_config('tcp_keepalives_idle', '10', true),
-                               set_config('tcp_keepalives_interval', '3', true),
-                               set_config('tcp_keepalives_count', '3', true)"""),
-                {"name": session_name(what)},
-            )
-            if not connection.scalar(
-                text("select pg_try_advisory_xact_lock(:key)"), {"key": AdvisoryLock.MIGRATE_RUN}
-            ):
-                raise _held_by_another(connection)
-            key = {"class": int(AdvisoryLock.LEASE_HOLDER), "key": leases.key}
-            connection.execute(text("select pg_advisory_xact_lock(:class, :key)"), key)
-            # Runs last, without parameters: the portal of the statement before would keep its snapshot, and a
-            # CREATE INDEX CONCURRENTLY in this database would wait for it until the end of the run.
-            connection.exec_driver_sql(f"set local idle_in_transaction_session_timeout = '{_LOST_AFTER}'")
-            with _beating(connection):
-                yield leases
-    finally:
-        engine.dispose()
 
+    def take(connection: Connection) -> None:
+        if not connection.scalar(
+            text("select pg_try_advisory_xact_lock(:key)"), {"key": AdvisoryLock.MIGRATE_RUN}
+        ):
+            raise _held_by_another(connection)
+        key = {"class": int(AdvisoryLock.LEASE_HOLDER), "key": leases.key}
+        connection.execute(text("select pg_advisory_xact_lock(:class, :key)"), key)
 
-@contextmanager
-def _transaction(connection: Connection) -> Iterator[None]:
-    """Keep a transaction open that only holds locks: its loss does not fail the run."""
-    transaction = connection.begin()
-    try:
-        yield
-    finally:
-        with suppress(ShardidsError, SQLAlchemyError):
-            transaction.rollback()
-
-
-@contextmanager
-def _beating(connection: Connection) -> Iterator[None]:
-    """Show the server that this process lives; a session that is lost is not replaced."""
-    ended = Event()
-
-    def beat() -> None:
-        with suppress(ShardidsError, SQLAlchemyError):
-            while not ended.wait(_BEAT_S):
-                connection.exec_driver_sql(f"set local idle_in_transaction_session_timeout = '{_LOST_AFTER}'")
-
-    thread = Thread(target=beat, name="shardids_run", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with alive(catalog, session_name(what), take):
+        yield leases
 
 
 def _held_by_another(connection: Connection) -> ClusterConflict:
@@ -414,7 +363,12 @@ class Run:
                 now = player.reread(now)
                 compiled = self._compile_route(self._route_from(now.heads, planned.target))
             if not compiled.route.is_empty:
-                player.play(now, compiled)
+                try:
+                    player.play(now, compiled)
+                except StatementFailed as error:
+                    if error.sqlstate != _LOCK_TIMEOUT:
+                        raise
+                    raise self._locked(error, position) from error
 
         outcome: dict[str, Any] = {"shard": position.shard, "node": position.node, "start": position.heads}
         try:
@@ -432,6 +386,15 @@ class Run:
             outcome |= {"status": "done", "end": compiled.route.end}
         seconds = time.monotonic() - began
         return Outcome(**outcome, seconds=seconds, way=compiled.way, attempts=attempts)
+
+    def _locked(self, error: StatementFailed, position: Position) -> StatementFailed:
+        """Return the error for a lock timeout, with the holders of the shard's and the reference tables."""
+        engine = self._engines[position.node]
+        schemas = [REFERENCE_SCHEMA]
+        with suppress(ShardidsError), engine.connect() as connection:
+            named = connection.scalar(text("select shardids.schema_of(:shard)"), {"shard": position.shard})
+            schemas.append(str(named))
+        return locked(error, f'node "{position.node}"', engine, schemas)
 
     def _retrying(self, position: Position) -> Retrying:
         settings = self._settings

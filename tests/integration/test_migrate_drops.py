@@ -102,7 +102,7 @@ def test_autogenerate_says_what_it_removes_and_up_loses_no_row_of_it(app: App) -
     assert (ran.code, ran.out) == (1, "")
     assert "table photos (1 row in 1 shard: 5; revision " in ran.err
     assert "column users.age (8 rows in 8 shards: 0-7; revision " in ran.err
-    assert "--allow-drop" in ran.err
+    assert "--allow-drop. To keep the rows, take the drop out of the revision. Autogenerate drops" in ran.err
     dry = app("up", "--dry-run")
     assert (dry.code, "the revisions drop table photos (1 row in 1 shard: 5" in dry.err) == (0, True)
     # Whoever removes the mark changes neither the question nor the revision's hash.
@@ -272,6 +272,8 @@ def test_a_downgrade_asks_as_well(app: App) -> None:
     app.ask(6, "update users set height = 180")
     ran = app("down")
     assert (ran.code, "column users.height (2 rows in 1 shard: 6; revision two)" in ran.err) == (1, True), ran
+    assert "stay at the present revision" in ran.err
+    assert "Autogenerate" not in ran.err
     assert set(app.revisions().values()) == {("two",)}
     assert "the revisions drop table users (4 rows in 2 shards: 2,6" in app("down", "base", "--dry-run").err
     assert app("down", "base", "--allow-drop").code == 0

@@ -198,11 +198,28 @@ def test_nobody_waits_longer_than_the_lock_timeout(app: App) -> None:
     assert run.returncode == 0, err
     for number, line in enumerate(refused, 1):
         assert line.startswith(f"shard 5: attempt {number}: ")
-        assert "lock timeout" in line
+        assert "table photos is locked by process " in line
     assert "done" in out
     assert app.revisions()[5] == ("two",)
     # The timeout, and what a busy machine adds to it; without it they had waited for the report.
     assert longest_s[0] < 0.5 + 0.7
+
+
+def test_a_lock_timeout_names_the_table_and_who_holds_it(app: App) -> None:
+    app.add_two()
+    app.up("one")
+    with catalog_at(app.url) as catalog:
+        url = app.node_url(5, catalog)
+    words = ("up", "--shards", "5", "--lock-timeout", "100ms", "--retries", "0")
+    with connected(url) as holder:
+        with holder.transaction():
+            holder.execute("select from shard_0005.photos")
+            ran = app(*words)
+        pid = holder.info.backend_pid
+        assert ran.code == 1
+        assert f'node "b": table photos is locked by process {pid} of role' in ran.err
+        assert f"or end it: select pg_terminate_backend({pid})" in ran.err
+    assert app(*words).code == 0
 
 
 def test_one_run_at_a_time(app: App) -> None:

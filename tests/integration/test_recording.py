@@ -100,6 +100,81 @@ def test_a_downgrade_takes_along_what_was_accepted_meanwhile(app: App) -> None:
     assert seen(app) == [("schema-differs", EVERY)]
 
 
+def half_way(app: App, *shards: int) -> None:
+    """Brings shards half way through revision "two", and then repairs what stopped them."""
+    table = 'op.create_table("t", sa.Column("id", sa.BigInteger))'
+    app.add("one", table + '\nop.create_index("t_old", "t", ["id"])')
+    index = 'op.create_index("t_id", "t", ["id"], unique=True, postgresql_concurrently=True)'
+    first = [
+        'op.add_column("t", sa.Column("c", sa.Text))',
+        'op.drop_index("t_old")',
+        'op.execute("grant select on t to public")',
+    ]
+    block = f"with op.get_context().autocommit_block():\n    {index}"
+    app.add("two", "\n".join([*first, block]), after="one")
+    app.up("one")
+    for shard in shards:
+        app.ask(shard, "insert into t (id) values (1), (1)")
+        # One by one: a run ends after a few that fail.
+        assert app("up", "--shards", str(shard)).code == 1
+        assert app.ask(shard, "select attname::text from pg_attribute where attname = 'c'"), "part 1 is there"
+        app.ask(shard, "truncate t")
+
+
+def test_a_shard_that_is_half_way_through_a_revision_is_not_what_is_recorded(app: App) -> None:
+    half_way(app, 0)
+    app.up()
+    assert seen(app) == []
+    app.ask(3, "alter table t drop column c")
+    app.ask(5, "revoke select on t from public")
+    assert seen(app) == [("schema-differs", (3,)), ("role-rights", (5,))]
+
+
+def test_nothing_is_recorded_if_all_shards_were_half_way_through_a_revision(app: App) -> None:
+    half_way(app, *EVERY)
+    app.up()
+    assert [key for key, _ in records(app)] == ["one"]
+    assert seen(app) == [("schema-unrecorded", EVERY)]
+
+
+IN_PYTHON = """
+with op.get_context().autocommit_block():
+    op.execute("create index concurrently if not exists t_id on t (id)")
+if op.get_bind().scalar(sa.text("select count(*) from t")):
+    raise Exception("it has rows")
+op.add_column("t", sa.Column("c", sa.Text))
+"""
+"""A revision that leaves no mark half way."""
+
+
+def test_a_shard_half_way_through_a_revision_in_python_is_not_what_is_recorded(app: App) -> None:
+    app.add("one", 'op.create_table("t", sa.Column("id", sa.BigInteger))')
+    app.add("two", IN_PYTHON, after="one")
+    app.up("one")
+    for shard in (0, 1, 2):
+        app.ask(shard, "insert into t (id) values (1)")
+        assert app("up", "--shards", str(shard)).code == 1
+        index = "select relname::text from pg_class where relname = 't_id'"
+        assert app.ask(shard, index), "the first part is there"
+        app.ask(shard, "truncate t")
+    # Alone it says nothing.
+    app.up("--shards", "0")
+    assert [key for key, _ in records(app)] == ["one"]
+    app.up()
+    assert seen(app) == []
+    app.ask(3, "drop index t_id")
+    assert seen(app) == [("schema-differs", (3,))]
+
+
+def test_damage_of_one_shard_does_not_keep_a_revision_from_its_record(app: App) -> None:
+    app.add_two()
+    app.up("one")
+    app.ask(0, UNLOGGED)
+    app.up()
+    assert [key for key, _ in records(app)] == ["one", "two"]
+    assert seen(app) == [("schema-differs", (0,))]
+
+
 def test_what_no_command_recorded_is_named_and_accepted_after_it_was_shown(app: App) -> None:
     everywhere(app, "create table users (id bigint primary key default next_id())")
     assert seen(app) == [("schema-unrecorded", EVERY)]

@@ -66,7 +66,7 @@ def test_the_command_that_tries_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "milliseconds"), [("2s", 2000), ("500ms", 500), ("1min", 60_000), ("1.5", 1500), ("0", 0)]
+    ("text", "milliseconds"), [("2s", 2000), ("500ms", 500), ("1min", 60_000), ("1.5s", 1500), ("0", 0)]
 )
 def test_durations(text: str, milliseconds: int) -> None:
     assert parse_duration_ms(text) == milliseconds
@@ -85,7 +85,9 @@ def test_what_is_no_size(text: str) -> None:
         parse_size_bytes(text)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "2 weeks", "1e3", "9999999999s", "2000000h"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "-1s", "2 weeks", "1e3", "500", "1.5", "0.0", "9999999999s", "2000000h"]
+)
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(BadArgument):
         parse_duration_ms(text)

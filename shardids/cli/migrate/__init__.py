@@ -78,7 +78,7 @@ def migration_of(run: Run, folder: Path) -> Iterator[Migration]:
 
 def chosen(migration: Migration, shards: str | None, nodes: str | None) -> list[int]:
     """Return the shards that ``--shards`` and ``--nodes`` choose."""
-    count = migration.catalog.describe().shard_count if shards is not None else 0
+    count = migration.catalog.shard_total() if shards is not None else 0
     numbers = None if shards in (None, "all") else parse_shards(str(shards), count)
     return migration.choose(numbers, None if nodes is None else [name.strip() for name in nodes.split(",")])
 
@@ -416,7 +416,8 @@ def _allowed_drops(run: Run, migration: Migration, prepared: PreparedRun) -> set
         print_warnings(f"the revisions drop {loss}" for loss in losses)
     elif losses:
         words = f"Drop {', '.join(map(str, losses))}?"
-        run.ask(words, refusal=refusal("nothing was changed: the revisions drop", losses))
+        said = "nothing was changed: the revisions drop"
+        run.ask(words, refusal=refusal(said, losses, prepared.direction))
     return None if run.yes else {loss.what for loss in losses}
 
 
