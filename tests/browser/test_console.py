@@ -327,18 +327,17 @@ def lively(page: Page) -> Page:
 
 def test_the_page_keeps_an_hour_of_rates_however_often_they_come(url: str, open_page: Open) -> None:
     page = lively(open_page(url, "rates").page)
-    page.evaluate(
-        """() => {
-          const now = live.cluster.read_at;
-          const times = Array.from({ length: 4000 }, (_, at) => now - 3999 + at);
-          const old = times.map((_, at) => at < 9 ? 1 : null);
-          live.rates = { times, nodes: { a: times.map(() => 1) }, shards: { 5: old } };
-        }"""
-    )
     page.wait_for_function(
         """() => {
+          // Again after a page that missed a reading has asked for all rates.
+          if (live.rates.times.length < 3500) {
+            const now = live.cluster.read_at;
+            const times = Array.from({ length: 4000 }, (_, at) => now - 3999 + at);
+            const old = times.map((_, at) => at < 9 ? 1 : null);
+            live.rates = { times, nodes: { a: times.map(() => 1) }, shards: { 5: old } };
+          }
           const { times, nodes, shards } = live.rates;
-          return times.length > 3500 && times.length < 3610 && times.at(-1) - times[0] <= 3600
+          return times.length < 3610 && times.at(-1) - times[0] <= 3600
             && nodes.a.length === times.length && shards[5].length === times.length
             && shards[5].at(-1) !== null;
         }"""

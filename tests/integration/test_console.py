@@ -150,6 +150,17 @@ def test_a_shard(cluster: tuple[URL, URL], client: TestClient) -> None:
     assert len(found["times"]) == len(found["ticks_per_s"])
 
 
+def test_who_keeps_a_table_locked_is_named_where_its_size_is_missing(
+    cluster: tuple[URL, URL], client: TestClient
+) -> None:
+    with connected(cluster[1]) as holder:
+        holder.execute("begin; lock table shard_0006.users in access exclusive mode")
+        who = f'shard 6, node "b": table users is locked by process {holder.info.backend_pid} '
+        found = told(client, "/api/shards/6")
+    assert found["tables"] is None
+    assert who in " ".join(found["errors"])
+
+
 def test_the_highest_id_of_a_shard_is_none_that_it_never_reached(
     cluster: tuple[URL, URL], client: TestClient
 ) -> None:

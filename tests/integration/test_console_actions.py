@@ -47,7 +47,7 @@ def done(client: TestClient, action: str, **given: Any) -> Any:
 def test_a_move_is_planned_confirmed_and_done(nodes: TwoNodes, client: TestClient) -> None:
     shard = nodes.new_shard()
     plan = asked(client, "move", shard=shard, to="b")
-    assert f'Move shard {shard} from node "a" to node "b": 7 tables' in plan["plan"][0]
+    assert f'Move shard {shard} from node "a" to node "b": 6 tables' in plan["plan"][0]
     assert nodes.catalog.node_of(shard).name == "a"
     other = nodes.new_shard()
     with nodes.connected("a") as connection, connection.transaction():

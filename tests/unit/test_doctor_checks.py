@@ -319,7 +319,9 @@ def test_every_check_has_a_name_of_its_own_and_is_in_the_how_to() -> None:
     names = [check.name for check in doctor.CHECKS]
     assert len(set(names)) == len(names)
     rows = [f"| `{c.name}` | {c.severity} | {c.finds} | {c.remedy} |" for c in doctor.CHECKS]
-    assert "\n".join(["| --- | --- | --- | --- |", *rows, ""]) in HOW_TO.read_text("utf-8")
+    page = HOW_TO.read_text("utf-8")
+    assert "\n".join(["| --- | --- | --- | --- |", *rows, ""]) in page
+    assert f" wrong: {len(names)} checks of " in page
 
 
 def test_moves_that_begin_and_end_while_the_doctor_asks() -> None:

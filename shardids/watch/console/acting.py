@@ -19,6 +19,7 @@ from shardids.catalog.shards import read_shard
 from shardids.errors import BadArgument, ClusterConflict, MoveFailed, ShardidsError, UnknownShard
 from shardids.logs import logger
 from shardids.mover.journal import alone
+from shardids.pg.notation import counted
 from shardids.watch.console.figures import told
 
 CONFIRM_S: Final = 60.0
@@ -208,8 +209,8 @@ def _plan_move(catalog: Catalog, given: Values) -> Plan:
     shard, target = _shard(catalog, given), _name(given, "to")
     back = given.get("back") is True
     found = mover.plan_move(catalog, shard, target, back=back)
-    rows = "rows never counted" if found.rows is None else f"about {found.rows:,} rows"
-    size = f"{found.tables} tables, {rows}, {found.size_bytes:,} bytes"
+    rows = "rows never counted" if found.rows is None else f"about {counted(found.rows, 'row')}"
+    size = f"{counted(found.tables, 'table')}, {rows}, {found.size_bytes:,} bytes"
     title = f'Move shard {shard} from node "{found.source}" to node "{target}"'
 
     def work(there: Catalog, on_event: mover.OnEvent) -> list[str]:
@@ -226,9 +227,11 @@ def _plan_move(catalog: Catalog, given: Values) -> Plan:
 
 def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
     by = given.get("by", mover.By.SIZE)
-    if by not in list(mover.By):
+    # Load is measured over seconds, for which no page waits.
+    if by not in list(mover.By) or by == mover.By.LOAD:
         raise BadArgument(
-            f"nodes can't be balanced by {str(by)[:40]!r}", hint="Balance by size, rows or writes."
+            f"nodes can't be balanced by {str(by)[:40]!r} here",
+            hint="Balance by size, rows or writes; by load: shardids rebalance --by load",
         )
     mover.require_none_open(catalog)
     found = mover.plan_balance(catalog, mover.By(by))
@@ -247,7 +250,7 @@ def _plan_rebalance(catalog: Catalog, given: Values) -> Plan:
         return _results([one for one in done if isinstance(one, mover.Result)])
 
     return Plan(
-        title=f"Rebalance by {by}: {len(lines)} moves",
+        title=f"Rebalance by {by}: {counted(len(lines), 'move')}",
         lines=lines,
         work=work,
         # To resume the one move that was interrupted would leave those that had not begun.
@@ -297,7 +300,7 @@ _PLANNERS: Final[dict[str, Callable[[Catalog, Values], Plan]]] = {
 
 def _shard(catalog: Catalog, given: Values) -> int:
     shard = given.get("shard")
-    count = catalog.describe().shard_count
+    count = catalog.shard_total()
     if type(shard) is not int or not 0 <= shard < count:
         raise BadArgument(
             f"{str(shard)[:40]!r} is not a shard of this cluster", hint=f"The shards are 0 to {count - 1}."

@@ -26,6 +26,7 @@ from shardids.watch.console.answers import Broadcast, EventStream, answer, json_
 from shardids.watch.console.databases import Databases, SlowReader
 from shardids.watch.console.examining import Examiner
 from shardids.watch.console.guard import Access, Guard, Login, TooLong, TooManyAttempts
+from shardids.watch.console.hot import HotKeys, is_hot
 from shardids.watch.console.inspector import inspect
 from shardids.watch.console.prometheus import Prometheus
 from shardids.watch.console.shards import columns, shard, slow_columns
@@ -46,6 +47,7 @@ class Settings:
         interval_s: the least time between readings.
         allow_actions: whether the page can begin moves, rebalances and fences.
         prometheus: the source of the rates of the last hour, if not memory.
+        keys: the columns that hold sharding keys, as ``users.name``, to name the busiest of a hot shard.
     """
 
     catalog_url: str = field(repr=False)
@@ -53,6 +55,7 @@ class Settings:
     interval_s: float = INTERVAL_S
     allow_actions: bool = False
     prometheus: Prometheus | None = None
+    keys: tuple[str, ...] = ()
 
 
 class Console:
@@ -75,6 +78,7 @@ class Console:
         self.actions = Actions(settings.catalog_url, lambda job: self.broadcast.tell("job", job))
         self._unusual = Unusual()
         self._todo = ToDo(settings.catalog_url)
+        self._hot = HotKeys(settings.catalog_url, settings.keys)
         self._watcher.listen(self._judge)
         self._watcher.listen(self._tell)
 
@@ -95,6 +99,7 @@ class Console:
                 Route("/api/doctor", self._doctor),
                 Route("/api/doctor", self._examine, methods=["POST"]),
                 Route("/api/moves", self._moves),
+                Route("/api/rebalance", self._rebalance),
                 Route("/api/migrations", self._migrations),
                 Route("/api/job", self._job),
                 Route("/api/actions/{action}", self._act, methods=["POST"]),
@@ -202,6 +207,9 @@ class Console:
     def _moves(self, _request: Request) -> Response:
         return answer(self._journal.moves(self._watcher.seen()))
 
+    def _rebalance(self, _request: Request) -> Response:
+        return answer(self._journal.rebalance(self._watcher.seen()))
+
     def _migrations(self, _request: Request) -> Response:
         seen = self._watcher.seen()
         return answer(self._journal.migrations(seen, self._slow.facts(seen)))
@@ -247,8 +255,14 @@ class Console:
         )
 
     def _to_do(self) -> dict[str, Any]:
-        return self._todo.values(self._examiner.findings, self._examiner.read_at, self._unusual.values)
+        def commands(one: dict[str, Any]) -> list[dict[str, Any]]:
+            return self._hot.commands(one["shard"], self._watcher.seen()) if is_hot(one) else []
+
+        return self._todo.values(
+            self._examiner.findings, self._examiner.read_at, self._unusual.values, commands
+        )
 
     def _judge(self, seen: Seen) -> None:
         self._todo.look(seen)
         self._unusual.look(seen, self._watcher.history.points(), self._watcher.interval_s)
+        self._hot.look(self._unusual.values)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from shardids.catalog.moves import Move, recent_moves
+from shardids.catalog.pins import Pin, read_pins
 from shardids.errors import ConnectionFailed, ShardidsError
 from shardids.mover.steps import LIVE, OFFLINE
 from shardids.pg.locks import AdvisoryLock, holders_of_key
@@ -58,6 +59,24 @@ class Journal:
         except ShardidsError:
             return None
 
+    def rebalance(self, seen: Seen) -> Values:
+        """Return the session of the rebalance that is under way, and the pins, ``None`` if unreadable.
+
+        While the catalog does not answer, ``running`` is its last answer.
+        """
+        error: ShardidsError | None = None
+        found: list[Pin] | None = None
+        try:
+            found = self._databases.of_catalog(read_pins)
+        except ShardidsError as failure:
+            error = failure
+        return {
+            "running": seen.known and seen.known.rebalance,
+            "moves": seen.known and dict(seen.known.automatic_moves),
+            "pins": None if found is None else [pin_values(one) for one in found],
+            "error": told(error),
+        }
+
     def migrations(self, seen: Seen, facts: SlowFacts) -> Values:
         """Return the number of shards per revision, and the runs that are under way.
 
@@ -88,6 +107,18 @@ class Journal:
             "running_at": self._runs_at,
             "running_error": told(error),
         }
+
+
+def pin_values(pin: Pin) -> Values:
+    """Return a pin for the page."""
+    return {
+        "shard": pin.shard,
+        "node": pin.node,
+        "key": pin.key,
+        "kind": pin.kind,
+        "since": pin.since.timestamp(),
+        "do": pin.remedy,
+    }
 
 
 def move_values(move: Move, seen: Seen) -> Values:

@@ -18,6 +18,7 @@ from shardids.catalog.rows import unknown_node
 from shardids.errors import ConnectionFailed, MissingPrivilege, ShardidsError
 from shardids.logs import logger
 from shardids.migrate.environment import VERSION_TABLE
+from shardids.pg.locks import bounded_wait
 from shardids.pg.queries import prepare
 from shardids.pg.reader import Refused
 from shardids.watch.console.figures import told
@@ -130,6 +131,8 @@ _AGAIN_S: Final = 60.0
 _SOONEST_S: Final = 5.0
 _PATIENCE_S: Final = 30.0
 _STATEMENT: Final = "25s"
+LOCK_WAIT: Final = "1s"
+"""How long a question waits for a table's lock: less than its statement may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +227,9 @@ class SlowReader:
 
     def _ask(self, node: str, connection: Connection) -> _Answer:
         connection.exec_driver_sql(f"set local statement_timeout = '{_STATEMENT}'")
-        sizes = {row.id: row.size_bytes for row in connection.execute(_SIZES)}
+        schemas = connection.scalars(text("select schema::text from shardids.shard")).all()
+        with bounded_wait(connection, f'node "{node}"', schemas, ["AccessExclusiveLock"], patience=LOCK_WAIT):
+            sizes = {row.id: row.size_bytes for row in connection.execute(_SIZES)}
         revisions: dict[int, str | None] = {}
         error: ShardidsError | None = None
         try:

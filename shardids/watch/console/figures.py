@@ -29,7 +29,7 @@ def cluster(seen: Seen, catalog_url: str, *, interval_s: float, actions: bool) -
         "placement_version": known and known.version,
         "catalog": catalog(seen, catalog_url),
         "layout": None if known is None else _layout(known),
-        "shard_count": known and known.shard_count,
+        "shard_count": known and known.shard_total,
         "regions": _regions(known) if known else [],
         "moves_open": moves_open(seen),
         "adoption": known and known.adoption,

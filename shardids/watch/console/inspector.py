@@ -145,7 +145,7 @@ def _note(id_: int, layout: Layout, seen: Seen, found: Found, now: datetime, *, 
     if is_old:
         return "issued before this cluster: it tells nothing of a shard or a time"
     decoded = layout.decode(id_)
-    count = seen.known.shard_count if seen.known else 0
+    count = seen.known.shard_total if seen.known else 0
     ahead_s = (decoded.time - now).total_seconds()
     notes = []
     if decoded.shard >= count:

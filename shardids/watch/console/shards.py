@@ -9,13 +9,15 @@ from sqlalchemy import Connection, text
 
 from shardids.catalog.keys.homes import read_homes
 from shardids.catalog.moves import read_moves
+from shardids.catalog.pins import read_pins
 from shardids.catalog.shards import Shard
-from shardids.catalog.topology import schema_name
+from shardids.catalog.topology import no_shard, schema_name
 from shardids.errors import ConnectionFailed, ShardidsError, UnknownShard
 from shardids.ids.layout import Layout
 from shardids.ids.text import to_decimal, to_text
-from shardids.watch.console.changes import move_values
-from shardids.watch.console.databases import Databases, SlowFacts
+from shardids.pg.locks import bounded_wait
+from shardids.watch.console.changes import move_values, pin_values
+from shardids.watch.console.databases import LOCK_WAIT, Databases, SlowFacts
 from shardids.watch.console.figures import owner_of, region_of, rounded, short, told
 from shardids.watch.console.inspector import bits
 from shardids.watch.console.watching import History, Seen, SeenNode, rate_of
@@ -45,7 +47,7 @@ Columns = dict[str, list[Any]]
 
 def columns(seen: Seen) -> Columns:
     """Return the columns of each reading: node, state, ticks per second, and lead."""
-    count = seen.known.shard_count if seen.known else 0
+    count = seen.known.shard_total if seen.known else 0
     names = sorted(seen.nodes)
     found: Columns = {
         "nodes": names,
@@ -69,7 +71,7 @@ def columns(seen: Seen) -> Columns:
 def slow_columns(seen: Seen, facts: SlowFacts, lags: Mapping[int, int]) -> dict[str, Any]:
     """Return the columns that are read seldom: size, revision; and the lag of shards that are being moved."""
     known = seen.known
-    shards = range(known.shard_count if known else 0)
+    shards = range(known.shard_total if known else 0)
     regions = sorted(known.regions) if known else []
     region: list[int | None] = [None for _ in shards]
     for place, name in enumerate(regions):
@@ -127,6 +129,7 @@ def _fill(found: Columns, shard: int, placed_as: str, node: SeenNode, known: Cat
 
 Values = dict[str, Any]
 
+_SCHEMA: Final = text("select schema::text from shardids.shard where id = :shard")
 _TABLES: Final = text("""
     select c.relname as name, c.reltuples::bigint as rows_estimate,
            pg_total_relation_size(c.oid) as size_bytes
@@ -151,11 +154,8 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
     """
     if seen.known is None:
         raise ConnectionFailed("the catalog has not answered yet")
-    if not 0 <= number < seen.known.shard_count:
-        raise UnknownShard(
-            f"shard {number} does not exist in this cluster",
-            hint=f"Its shards are 0 to {seen.known.shard_count - 1}.",
-        )
+    if not 0 <= number < seen.known.shard_total:
+        raise no_shard(number, seen.known.shard_total, UnknownShard)
     node = owner_of(seen, number)
     owner = seen.nodes.get(node) if node is not None else None
     there = owner.shards.get(number) if owner else None
@@ -176,6 +176,7 @@ def shard(number: int, seen: Seen, history: History, databases: Databases, facts
         "revision": facts.revisions.get(number),
         "moves": _moves(number, seen, databases, errors),
         "keys": _keys(number, databases, errors),
+        "pins": _pins(number, databases, errors),
         "times": [round(point.time, 1) for point in points],
         "ticks_per_s": [rounded(rate_of(point, number)) for point in points],
         "errors": errors,
@@ -209,7 +210,10 @@ def highest_id(there: Shard, number: int, layout: Layout) -> Values | None:
 
 def _tables(number: int, node: str, databases: Databases, errors: list[str]) -> list[Values] | None:
     def ask(connection: Connection) -> list[Values]:
-        return [dict(row._mapping) for row in connection.execute(_TABLES, {"shard": number})]
+        schemas = connection.scalars(_SCHEMA, {"shard": number}).all()
+        where = f'shard {number}, node "{node}"'
+        with bounded_wait(connection, where, schemas, ["AccessExclusiveLock"], patience=LOCK_WAIT):
+            return [dict(row._mapping) for row in connection.execute(_TABLES, {"shard": number})]
 
     try:
         return databases.of_node(node, ask)
@@ -237,3 +241,12 @@ def _keys(number: int, databases: Databases, errors: list[str]) -> list[Values] 
         errors.append(str(told(error)))
         return None
     return [{"key": one.key, "kind": one.kind, "since": one.since.timestamp()} for one in found]
+
+
+def _pins(number: int, databases: Databases, errors: list[str]) -> list[Values] | None:
+    try:
+        found = databases.of_catalog(read_pins)
+    except ShardidsError as error:
+        errors.append(str(told(error)))
+        return None
+    return [pin_values(one) for one in found if one.shard == number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from shardids.errors import ConnectionFailed, ShardidsError
@@ -55,14 +55,23 @@ class ToDo:
         ]
         self._before, self._listed = keys, listed
 
-    def values(self, examined: Iterable[Finding], examined_at: float | None, unusual: Values) -> Values:
-        """Return the list, and the age of its parts; ``source`` of an entry is the part that it is of."""
+    def values(
+        self,
+        examined: Iterable[Finding],
+        examined_at: float | None,
+        unusual: Values,
+        commands: Callable[[Values], list[Values]] = lambda _one: [],
+    ) -> Values:
+        """Return the list, and the age of its parts; ``source`` of an entry is the part that it is of.
+
+        ``commands`` returns those against an unusual rate.
+        """
         entries = [one | {"source": "reading"} for one in self._listed]
         # The newest reading is right about all that readings show.
         entries += [
             finding_values(one) | {"source": "examination"} for one in examined if one.check not in _GLANCED
         ]
-        entries += [_of_rates(one) for one in unusual["found"]]
+        entries += [_of_rates(one) | {"do": commands(one)} for one in unusual["found"]]
         entries.sort(key=lambda one: _RANKS[one["severity"]])
         return {
             "entries": entries[:MOST],
@@ -151,5 +160,4 @@ def _of_rates(one: Mapping[str, Any]) -> Values:
         "end": one["end"],
         "says": one["says"],
         "to_do": one["to_do"],
-        "do": [],
     }

@@ -30,7 +30,8 @@ _TOGETHER: Final = 3
 """From so many shards of a node on, the same of each is said once."""
 _MOST_TOLD: Final = 20
 _TO_DO: Final[Mapping[Kind, str]] = {
-    Kind.HOT: "Find the key or the job that writes to it. If another node may hold it: shardids shard move",
+    Kind.HOT: "Find the key or the job that writes to it, and move the key, or the shard. Unattended:"
+    " shardids rebalance --watch",
     Kind.BURST: "If no import and no job explains it, look for what wrote then.",
     Kind.SILENCE: "If nobody has stopped writing, look at the application, and run shardids doctor.",
     Kind.CLOCK: "Look at the skew of its node above, and at the time service of the node's machine. If its"

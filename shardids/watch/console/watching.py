@@ -247,7 +247,7 @@ class Watcher:
         before = self._seen
         known = reading.known
         if known is not None:
-            self._follow_size(known.shard_count)
+            self._follow_size(known.shard_total)
         answered = known is not None and reading.catalog_error is None
         known_at = now if answered else (before.known_at if before else None)
         skew_of = skews(reading.nodes)
@@ -315,7 +315,7 @@ class Watcher:
             name for name, node in seen.nodes.items() if node.answer is None or not node.answer.has_all_shards
         )
         if nodes and seen.known is not None:
-            every = range(seen.known.shard_count)
+            every = range(seen.known.shard_total)
             if self._seen and seen.at - self._seen.at > _MISSED * self.interval_s + TIMEOUT_S:
                 # It slept, or its clock was set.
                 self.history.add(seen.at - self.interval_s, {}, {}, unread=every)

@@ -17,6 +17,7 @@ from shardids.ids.layout import Layout
 from shardids.migrate.environment import Environment
 from shardids.migrate.scaffold import load_metadata
 from shardids.models.columns import next_id
+from shardids.pg.notation import counted
 
 _CLUSTER_OF_NODE: Final = "select cluster::text from shardids.node"
 
@@ -58,7 +59,7 @@ def _validated(configuration: Configuration) -> Iterator[Validated]:
 
     def ask_catalog() -> str:
         found.append(catalog.describe())
-        return f"cluster {found[0].cluster}, {found[0].shard_count} shards"
+        return f"cluster {found[0].cluster}, {counted(found[0].shard_count, 'shard')}"
 
     yield _tried("catalog", ask_catalog)
     if found:
@@ -126,7 +127,7 @@ def _models(models: str) -> str:
             f"IDs take 64 bits, and these columns are not bigint: {', '.join(wrong)}",
             hint="Give them the type BigInteger.",
         )
-    return f"{models}, {len(metadata.tables)} tables"
+    return f"{models}, {counted(len(metadata.tables), 'table')}"
 
 
 def _holds_ids(column: Column[object]) -> bool:

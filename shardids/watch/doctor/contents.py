@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Final
 
+from shardids.errors import ConnectionFailed
 from shardids.pg.notation import named_shards
 from shardids.pg.queries import quoted
 from shardids.watch.doctor.findings import Found, Severity, check, grouped, in_shell, literal, on_node
@@ -102,7 +103,11 @@ def query_node(facts: ClusterFacts) -> Iterator[Found]:
     state = facts.query_node
     if state is None:
         return
+    unreachable = {name for name, node in facts.nodes.items() if isinstance(node.error, ConnectionFailed)}
     for fault in state.faults:
+        # A node that is down is a finding of its own.
+        if fault.unreachable in unreachable:
+            continue
         if not (fault.is_passing and (facts.moves or facts.is_migrating)):
             yield Found(
                 what=f"the query node, {state.there.where}: {fault.what}",

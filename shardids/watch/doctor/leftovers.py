@@ -23,9 +23,25 @@ _TABLE_SLOT: Final = re.compile(r"pg_\d+_sync_\d+_\d+")
 """The slots of PostgreSQL's subscriptions for the copy of a table, one per table."""
 
 
-@check("move-interrupted", Severity.ERROR, remedy="`shardids shard move --resume` or `--abort`.")
+@check(
+    "move-interrupted",
+    Severity.ERROR,
+    remedy="`shardids shard move --resume` or `--abort`; of a key's: `shardids tenant move`.",
+)
 def move_interrupted(facts: ClusterFacts) -> Iterator[Found]:
-    """An open move that no process is working on: it was interrupted."""
+    """An open move, of a shard or of a key, that no process is working on: it was interrupted."""
+    for one in facts.key_moves:
+        if not one.is_running:
+            refused = "; statements over several shards are refused meanwhile" if one.is_unsettled else ""
+            key = shlex.quote(one.key)
+            yield Found(
+                what=f"the move of key {one.key[:60]!r} from shard {one.source} to {one.target} was"
+                f' interrupted in step "{one.step}"{refused}',
+                to_do=f"Resume it, or undo it with shardids tenant move {key} --abort",
+                commands=in_shell(f"shardids tenant move {key} --resume"),
+                shards=(one.source, one.target),
+                thing=one.key,
+            )
     for move in facts.moves:
         if not move.is_running:
             yield Found(

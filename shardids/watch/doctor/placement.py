@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from shardids.catalog.regions import in_region
 from shardids.errors import ConnectionFailed
-from shardids.pg.notation import named_nodes, named_shards, shown_shards
+from shardids.pg.notation import counted, named_nodes, named_shards, shown_shards
 from shardids.pg.queries import DROPPED_MEANWHILE, quoted
 from shardids.pg.urls import parse_url, shown_url
 from shardids.watch.doctor.findings import (
@@ -18,6 +18,8 @@ from shardids.watch.doctor.findings import (
     check,
     grouped,
     in_shell,
+    literal,
+    on_catalog,
     on_node,
     step,
 )
@@ -36,7 +38,7 @@ def node_unreachable(facts: ClusterFacts) -> Iterator[Found]:
             held = tuple(sorted(shard for shard, placed in facts.placed.items() if placed.node == name))
             is_refused = node.error.has_answered
             yield Found(
-                what=f"{node.error.message}; it holds {len(held)} shards",
+                what=f"{node.error.message}; it holds {counted(len(held), 'shard')}",
                 to_do=node.error.hint
                 if is_refused
                 else "If its server is only stopped, start it. If it is lost, keep it off the network,"
@@ -246,7 +248,12 @@ def shard_misplaced(facts: ClusterFacts) -> Iterator[Found]:
         )
 
 
-@check("shard-stopped", Severity.ERROR, remedy="Activate it, if no other copy was active meanwhile.")
+@check(
+    "shard-stopped",
+    Severity.ERROR,
+    remedy="Activate it, if no other copy was active meanwhile. Where a function took its place:"
+    " `shardids key function`.",
+)
 def shard_stopped(facts: ClusterFacts) -> Iterator[Found]:
     """A shard is fenced, or marked as moved, on the node where the catalog places it."""
     active = _active_on(facts)
@@ -262,6 +269,23 @@ def shard_stopped(facts: ClusterFacts) -> Iterator[Found]:
         if local and local.state == "active" and (draws := facts.nodes[node].draws.get(shard))
         if all(read.state == "fenced" for read in draws)
     ]
+    replaced = [
+        (node, shard, facts.nodes[node].issuers[shard][0])
+        for (node, _), shard in stopped
+        if facts.nodes[node].issuers.get(shard)
+    ]
+    for node, shard, function in replaced:
+        yield Found(
+            what=f'shard {shard}: stopped on the owner, node "{node}", where {function} issues its IDs',
+            to_do="When the function is to draw from the shard again, let it",
+            commands=in_shell(
+                f"shardids key function {shlex.quote(function.removesuffix('()'))} --shard {shard}"
+            ),
+            nodes=(node,),
+            shards=(shard,),
+            severity=Severity.INFO,
+        )
+    stopped = [one for one in stopped if one[1] not in {shard for _, shard, _ in replaced}]
     for (node, state), shards in grouped(stopped).items():
         yield Found(
             what=f'{named_shards(shards)}: {state} on the owner, node "{node}", so no node issues IDs',
@@ -436,6 +460,30 @@ def key_homeless(facts: ClusterFacts) -> Iterator[Found]:
             to_do="Bring the shard back, or move the key",
             commands=in_shell(f"shardids tenant show {shlex.quote(home.key)} --kind {home.kind}"),
             shards=(home.shard,),
+        )
+
+
+@check(
+    "key-refused",
+    Severity.ERROR,
+    remedy="Make the shard that has its rows its home, as the finding says.",
+)
+def key_refused(facts: ClusterFacts) -> Iterator[Found]:
+    """The directory leads a key to a shard that refuses it: the catalog has lost the switch of a move."""
+    for one in facts.misled:
+        yield Found(
+            what=f"key {one.key[:60]!r} lives in shard {one.shard} by the directory of keys, and that shard"
+            f" refuses it: it has left for shard {one.target} by move {one.move}, and the catalog lacks it",
+            to_do=f"Look which shard has its rows, and make shard {one.target} its home if they are there",
+            commands=on_catalog(
+                "insert into shardids_catalog.key_home (kind, key, shard)"
+                f" values ({literal(one.kind)}, {literal(one.key)}, {one.target})"
+                " on conflict (kind, key) do update set shard = excluded.shard;",
+                f"update shardids_catalog.moved_key set shard = {one.target}"
+                f" where kind = {literal(one.kind)} and key = {literal(one.key)};",
+            ),
+            shards=(one.shard, one.target),
+            thing=one.key,
         )
 
 

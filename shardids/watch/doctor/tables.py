@@ -329,10 +329,10 @@ def schema_unrecorded(facts: ClusterFacts) -> Iterator[Found]:
         there = [shard for shard in shards if shard in having]
         if there and key not in facts.recorded and not facts.is_migrating:
             yield Found(
-                what=f"{named_shards(there)}: no schema is recorded for {key[0] or 'no revision'} on"
-                f" PostgreSQL {key[1]}, so a change of all shards is not detected",
-                to_do="Check the schema, and record it",
-                commands=in_shell(f"{ACCEPT} --dry-run"),
+                what=f"{named_shards(there)}, at {key[0] or 'no revision'} on PostgreSQL {key[1]}: no schema"
+                " is recorded, so a change of all shards is not detected",
+                to_do="Look at the schema, and record it",
+                commands=in_shell(f"{ACCEPT} --dry-run", ACCEPT),
                 shards=tuple(there),
                 thing=key[0] or "no revision",
             )

@@ -10,7 +10,7 @@ from uuid import UUID
 from shardids.beside.capture import Capture
 from shardids.beside.citus.facts import CitusFacts
 from shardids.catalog.keys.copies import CopyState
-from shardids.catalog.keys.homes import Home
+from shardids.catalog.keys.homes import Home, Refused
 from shardids.catalog.objects import SchemaObject
 from shardids.catalog.recorded import Contract, Key, RecordedSchema
 from shardids.catalog.rows import Description
@@ -23,7 +23,7 @@ from shardids.pg.clock import ClockSample
 from shardids.pg.schemas import Stranger
 from shardids.tables.lookups.claiming import Compared
 from shardids.tables.views.refresh import State
-from shardids.watch.facts.reading import OpenLoss, OpenMove
+from shardids.watch.facts.reading import OpenKeyMove, OpenLoss, OpenMove
 from shardids.watch.facts.references import ReferenceFacts
 
 
@@ -310,8 +310,9 @@ class NodeFacts:
 
     ``objects`` are those of the shards' schemas, ``recorded`` the hashes of revisions that ran. The shards
     ``in_flux`` were migrated while they were read. ``unread`` are tables that were left out, by name and
-    shard, with the reason. ``skips``: why rows were not read at all. ``glance`` is all that a reading of the
-    console knows, in place of an examination's facts.
+    shard, with the reason. ``skips``: why rows were not read at all. ``issuers`` are functions that issue IDs
+    of shards, by shard. ``glance`` is all that a reading of the console knows, in place of an examination's
+    facts.
     """
 
     node: Node
@@ -343,6 +344,8 @@ class NodeFacts:
     samples: Sequence[Sample] = ()
     serials: Sequence[Serial] = ()
     contract: Contract | None = None
+    issuers: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    refused_keys: Sequence[Refused] = ()
     counters: CounterFacts = field(default_factory=CounterFacts)
     unread: Mapping[tuple[str, int], str] = field(default_factory=dict)
     skips: str | None = None
@@ -377,8 +380,9 @@ class ClusterFacts:
 
     ``is_migrating``: the application's migrations were running. ``region_of`` has the shards that belong to a
     region. ``skipped``: the ticks that shards pass over, as the catalog has them. ``homes``: the directory of
-    keys, ``homeless`` its entries whose shards can't have them. ``recorded`` are the schemas that shards must
-    have, except those ``rerecorded`` while the nodes were read; ``contracts`` are those of the nodes.
+    keys, ``homeless`` its entries whose shards can't have them, ``misled`` keys that it leads to shards that
+    refuse them. ``recorded`` are the schemas that shards must have, except those ``rerecorded`` while the
+    nodes were read; ``contracts`` are those of the nodes.
     """
 
     at: datetime
@@ -386,6 +390,7 @@ class ClusterFacts:
     catalog_revisions: tuple[str, ...]
     placed: Mapping[int, Placed]
     moves: Sequence[OpenMove]
+    key_moves: Sequence[OpenKeyMove] = ()
     losses: Sequence[OpenLoss] = ()
     nodes: Mapping[str, NodeFacts]
     query_node: State | None = None
@@ -397,6 +402,7 @@ class ClusterFacts:
     skipped: Sequence[Skipped] = ()
     homes: CopyState | None = None
     homeless: Sequence[Home] = ()
+    misled: Sequence[Refused] = ()
     recorded: Mapping[Key, RecordedSchema] = field(default_factory=dict)
     rerecorded: frozenset[Key] = frozenset()
     contracts: Mapping[str, Contract] = field(default_factory=dict)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, text
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, Engine, text
 from shardids.beside.capture import read_capture
 from shardids.beside.citus.facts import read_facts
 from shardids.catalog.keys.copies import catalog_state, node_state
-from shardids.catalog.keys.homes import homeless
+from shardids.catalog.keys.homes import homeless, misled, refused_keys
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.objects import read_objects
 from shardids.catalog.recorded import contract_of, read_contracts, read_schemas
@@ -23,7 +24,7 @@ from shardids.catalog.references import references_in
 from shardids.catalog.regions import Region
 from shardids.catalog.revisions import read_revisions
 from shardids.catalog.rows import Catalog, Description, read_placement
-from shardids.catalog.shards import Shard, read_shards
+from shardids.catalog.shards import Shard, issuers, read_shards
 from shardids.catalog.skipped import read_skipped
 from shardids.catalog.topology import Node
 from shardids.errors import ClusterConflict
@@ -54,7 +55,7 @@ from shardids.watch.facts.cluster import (
     Strangers,
     Stray,
 )
-from shardids.watch.facts.reading import CatalogState, OpenLoss, OpenMove, read_catalog
+from shardids.watch.facts.reading import CatalogState, OpenKeyMove, OpenLoss, OpenMove, read_catalog
 from shardids.watch.facts.references import ask_references
 from shardids.watch.facts.rows import (
     KINDS,
@@ -69,7 +70,7 @@ from shardids.watch.facts.rows import (
     sample_ids,
 )
 
-T = TypeVar("T", OpenMove, OpenLoss)
+T = TypeVar("T", OpenMove, OpenKeyMove, OpenLoss)
 
 _NAME: Final = "shardids doctor"
 _CONNECT_TIMEOUT_S: Final = 5
@@ -158,6 +159,8 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[CatalogState, CatalogSt
             prepare(connection)
             # What was recorded meanwhile may be of before or of after the shards were read.
             recorded_now = read_schemas(connection)
+            # Keys that were switched meanwhile are in both.
+            strayed = misled(connection, [one for node in answers.values() for one in node.refused_keys])
     in_flux = any(node.in_flux for node in answers.values())
     facts = ClusterFacts(
         at=datetime.now(UTC),
@@ -169,6 +172,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[CatalogState, CatalogSt
             for shard in shards
         },
         moves=meanwhile(before.moves, after.moves),
+        key_moves=meanwhile(before.key_moves, after.key_moves, attrgetter("kind", "key")),
         losses=meanwhile(before.losses, after.losses),
         query_node=query_node.result(),
         nodes=answers,
@@ -179,6 +183,7 @@ def _ask_once(catalog: Catalog, wishes: Wishes) -> tuple[CatalogState, CatalogSt
         skipped=skipped,
         homes=homes,
         homeless=lost_homes,
+        misled=strayed,
         recorded={key: one for key, one in recorded_now.items() if recorded.get(key) == one},
         contracts=contracts,
         rerecorded=frozenset(key for key, one in recorded_now.items() if recorded.get(key) != one),
@@ -235,7 +240,10 @@ def _node_facts(
         skipped = read_skipped(connection)
         homes = node_state(connection)
         contract = contract_of(connection)
+        functions = issuers(connection)
+        refused = refused_keys(connection)
     yield {"engine": engine, "shards": shards, "skipped": skipped, "homes": homes, "contract": contract}
+    yield {"issuers": functions, "refused_keys": refused}
     begun = time.monotonic()
     first = _read_draws(connection, shards)
     held_before = {_held(holder) for holder in read(connection, "doctor/locks.v1", LockHolder)}
@@ -349,10 +357,12 @@ def _read_revisions(
     return {local.shard: there for local, there in zip(having, found, strict=True) if there is not None}
 
 
-def meanwhile(before: Sequence[T], after: Sequence[T]) -> list[T]:
+def meanwhile(
+    before: Sequence[T], after: Sequence[T], name: Callable[[T], object] = attrgetter("shard")
+) -> list[T]:
     """Return those that were open at some time between two readings; one that ended was running."""
-    later = {one.shard for one in after}
-    ended: list[T] = [replace(one, is_running=True) for one in before if one.shard not in later]
+    later = {name(one) for one in after}
+    ended: list[T] = [replace(one, is_running=True) for one in before if name(one) not in later]
     return ended + list(after)
 
 

@@ -29,6 +29,7 @@ def at_a_glance(known: CatalogState, answers: Mapping[str, NodeAnswer], at: floa
             for shard in shards
         },
         moves=known.moves,
+        key_moves=known.key_moves,
         losses=known.losses,
         nodes={
             name: _node(Node(name=name, url=url, region=known.node_regions.get(name)), answers[name], known)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
@@ -116,6 +117,22 @@ class OpenMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenKeyMove:
+    """A move of a key's rows between two shards that is not over.
+
+    ``is_unsettled``: statements over several shards with one of these are refused.
+    """
+
+    key: str
+    kind: str
+    source: int
+    target: int
+    step: str
+    is_unsettled: bool
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoss:
     """A shard that was lost with ``node`` and placed on ``home``, which is not activated yet."""
 
@@ -138,6 +155,8 @@ class CatalogState:
         regions: the shards of each region, also those that are not placed.
         is_migrating: whether a run of the application's migrations is under way.
         references_change: whether a process changes which reference tables there are, or who follows.
+        rebalance: the session of the rebalance that is under way.
+        automatic_moves: how many moves of ``rebalance --watch`` there were, by outcome.
     """
 
     cluster: UUID
@@ -148,12 +167,20 @@ class CatalogState:
     nodes: Mapping[str, str]
     placed: Mapping[tuple[str, str], frozenset[int]]
     moves: Sequence[OpenMove]
+    key_moves: Sequence[OpenKeyMove] = ()
     losses: Sequence[OpenLoss] = ()
     adoption: str | None
     node_regions: Mapping[str, str]
     regions: Mapping[str, frozenset[int]]
     is_migrating: bool = False
     references_change: bool = False
+    rebalance: str | None = None
+    automatic_moves: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def shard_total(self) -> int:
+        """Returns the number of shards, also of those after the ones that keys are hashed over."""
+        return max(self.shard_count, 1 + max(chain.from_iterable(self.placed.values()), default=0))
 
     @classmethod
     def from_row(cls, **row: Any) -> CatalogState:
@@ -168,12 +195,15 @@ class CatalogState:
             nodes=row["nodes"],
             placed={(node, state): frozenset(shards) for node, state, shards in row["placements"]},
             moves=[OpenMove(**move) for move in row["moves"]],
+            key_moves=[OpenKeyMove(**move) for move in row["key_moves"]],
             losses=[OpenLoss(**loss) for loss in row["losses"]],
             adoption=row["adoption"],
             node_regions=row["node_regions"],
             regions={name: frozenset(range(first, last + 1)) for name, first, last in row["regions"]},
             is_migrating=row["is_migrating"],
             references_change=row["references_change"],
+            rebalance=row["rebalance"],
+            automatic_moves=row["automatic_moves"],
         )
 
     def outside(self, node: str) -> frozenset[int]:

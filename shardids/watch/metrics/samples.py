@@ -87,6 +87,9 @@ def _of_catalog(known: CatalogState) -> Iterator[Sample]:
     for state in ("running", "interrupted"):
         yield Sample("shardids_moves", states[state], (state,))
     yield Sample("shardids_move_oldest_seconds", max((move.age_s for move in known.moves), default=0))
+    yield Sample("shardids_rebalance_running", known.rebalance is not None)
+    for outcome, count in known.automatic_moves.items():
+        yield Sample("shardids_rebalance_moves_total", count, (outcome,))
     for state in ("running", "paused", "waiting"):
         yield Sample("shardids_adoptions", known.adoption == state, (state,))
 
@@ -224,6 +227,12 @@ METRICS: Final = {
             "shardids_shards_on_two_nodes",
             (),
             "Shards that issue IDs on more than one node, so that IDs may repeat: 0 in a healthy cluster.",
+        ),
+        _of("shardids_rebalance_running", (), "Whether a rebalance runs, such as rebalance --watch."),
+        _of(
+            "shardids_rebalance_moves_total",
+            ("outcome",),
+            "Moves that rebalance --watch began, by outcome, since the cluster was created.",
         ),
         _of("shardids_adoptions", ("state",), "Open adoptions, by state."),
         # A node.

@@ -7,20 +7,24 @@ import { live } from "./live.js";
 
 export const title = "Moves";
 const UNREAD = "Not known: the catalog has not told its moves yet.";
+const PINS = [{ title: "Shard" }, { title: "Pinned" }, { title: "Since" }, { title: "To let it move" }];
 const PAST = [{ title: "Shard" }, { title: "From" }, { title: "To" }, { title: "Began" }, { title: "Took", class: "number" }, { title: "Outcome" }];
 
 /** @param {HTMLElement} root */
 export function mount(root) {
   const job = h("section", { class: "card", "aria-labelledby": "job", hidden: true });
   const open = part("open", "Moves that are not over");
+  const balance = part("balance", "Rebalance");
   const migrations = part("migrations", "Migrations");
   const past = part("past", "Moves that are over");
-  root.append(h("h1", { id: "title", class: "away" }, "Moves and migrations"), h("div", { class: "stack" }, job, open.card, migrations.card, past.card));
+  root.append(h("h1", { id: "title", class: "away" }, "Moves and migrations"), h("div", { class: "stack" }, job, open.card, balance.card, migrations.card, past.card));
   /** @type {any} */ let migrated = null;
+  /** @type {any} */ let balanced = null;
   let problem = "";
 
   async function load() {
     try {
+      balanced = await get("rebalance");
       migrated = await get("migrations");
       problem = "";
     } catch (error) {
@@ -38,6 +42,7 @@ export function mount(root) {
     show(open.body, running.length ? h("ul", { class: "moving" }, running.map(moving)) : noneOpen());
     show(past.body, over.length ? pastTable(over) : h("p", { class: "empty" },
       !live.moves ? UNREAD : live.knownAgo ? `When the catalog answered last, ${live.knownAgo}, no shard had been moved yet.` : "No shard was moved yet."));
+    show(balance.body, balanced ? balanceOf(balanced) : h("p", { class: "empty" }, problem || "Reading pins …"));
     show(migrations.body, problem ? h("p", { class: "notice bad" }, problem) : null,
       migrated ? migrationsOf(migrated) : problem ? null : h("p", { class: "empty" }, "Reading revisions …"));
   }
@@ -105,6 +110,21 @@ function pastTable(moves) {
   return table("Moves that are over", PAST, moves.map((move) => cells(PAST, [h("a", { href: `#map/${move.shard}` }, move.shard), move.from, move.to, minute(move.started),
       typeof move.done === "number" ? span(move.done - move.started) : UNKNOWN,
       h("span", { class: `chip ${kind[move.state] ?? ""}` }, move.state)])), "snug");
+}
+
+/** @param {any} answer */
+function balanceOf(answer) {
+  const { pins, moves } = answer;
+  const done = moves ? moves.moved + moves.aborted : 0;
+  return [
+    answer.running ? h("p", null, h("span", { class: "chip own" }, live.knownAgo ? "not known" : "running"), " ", answer.running)
+      : h("div", { class: "empty" }, h("p", null, "No rebalance runs. To see what one that runs on would do:"), command("shardids rebalance --watch --dry-run")),
+    done ? h("p", { class: "soft small" }, `Moves by rebalance --watch so far: ${plural(moves.moved, "shard")} moved, ${moves.aborted} undone.`) : null,
+    answer.error ? h("p", { class: "notice bad" }, `The pins can't be read: ${answer.error}`) : null,
+    pins?.length ? table("Pinned shards", PINS, pins.map((/** @type {any} */ pin) => cells(PINS, [h("a", { href: `#map/${pin.shard}` }, pin.shard),
+      pin.key === null ? pin.node ?? "where it is" : h("span", { class: "name" }, `key ${pin.key}`), minute(pin.since), h("code", null, pin.do)])), "snug")
+      : pins ? h("p", { class: "soft small" }, "No shard is pinned.") : null,
+  ];
 }
 
 /** @param {any} answer */

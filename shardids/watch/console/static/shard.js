@@ -135,6 +135,8 @@ function details(answer, state, age) {
     answer.keys?.length ? [h("h3", null, "Keys that live here by the directory"),
       table("Keys", KEYS, answer.keys.slice(0, MOST_KEYS).map((/** @type {any} */ one) => cells(KEYS, [h("span", { class: "name", title: one.key }, one.key), one.kind, minute(one.since)]))),
       answer.keys.length > MOST_KEYS ? h("p", { class: "soft small" }, "There are more: ", h("code", null, `shardids tenant list --shard ${answer.shard}`)) : null] : null,
+    answer.pins?.length ? [h("h3", null, "Pinned"), answer.pins.map((/** @type {any} */ pin) => h("p", null,
+      pin.key !== null ? `Key ${pin.key} lives here, which is pinned` : pin.node ? `To node ${pin.node}` : "Where it is", `, since ${minute(pin.since)}. To let it move: `, h("code", null, pin.do)))] : null,
     h("h3", null, "Moves"),
     !answer.moves ? h("p", { class: "empty" }, "Not known: the catalog can't be read now.")
       : answer.moves.length ? table("Moves", MOVES, answer.moves.map((/** @type {any} */ move) => cells(MOVES, [move.from, move.to, minute(move.started),
