@@ -5,6 +5,8 @@
 
 select s.id as shard, s.schema,
        c.oid is not null as has_table,
+       array(select o.attname::text from pg_attribute o
+             where o.attrelid = c.oid and o.attnum > 0 and not o.attisdropped order by 1) as columns,
        format_type(a.atttypid, a.atttypmod) as type,
        case
          when t.oid in ('text'::regtype, 'varchar'::regtype) then 'text'

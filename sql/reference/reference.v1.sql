@@ -73,7 +73,7 @@ begin
   where a.attrelid = tg_relid and before -> a.attname::text is distinct from after -> a.attname::text
     and exists (select from pg_index i
                 where i.indrelid = tg_relid and i.indisunique and i.indimmediate and i.indpred is null and i.indexprs is null
-                  and a.attnum = any (i.indkey));
+                  and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]));
   if changed is not null then
     raise exception using
       errcode = 'SI013',
@@ -128,7 +128,8 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   select t.name,
          string_agg(concat(quote_ident(a.attname), ' ', format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
                            case when a.attgenerated <> '' then ' generated' end,
-                           case when exists (select from pg_index i where i.indrelid = a.attrelid and i.indisprimary and a.attnum = any (i.indkey))
+                           case when exists (select from pg_index i where i.indrelid = a.attrelid and i.indisprimary
+                               and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
                              then ' primary key' end), ', ' order by a.attname) filter (where a.attnum is not null)
   from unnest(names) t (name)
   left join pg_attribute a on a.attrelid = to_regclass(format('shardids_ref.%I', t.name)) and a.attnum > 0 and not a.attisdropped

@@ -58,7 +58,7 @@ generated as materialized (
   left join pg_namespace l_schema on l_schema.oid = l.collnamespace),
 definition as (
   select t.shard, t.name, t.namespace, t.oid,
-         coalesce(jsonb_agg(c.definition order by c.attnum), '[]') as columns,
+         coalesce(jsonb_agg(c.definition order by c.attnum) filter (where c.oid is not null), '[]') as columns,
          coalesce(bool_or(c.is_id), false) as has_ids
   from "table" t
   left join "column" c on c.oid = t.oid

@@ -114,13 +114,15 @@ def test_what_nobody_can_say_of_a_table_is_left_out(pair: Pair) -> None:
     a, b = pair
     # As `shardids load` makes it in the shards that it has written to.
     run(b, "create table shard_0003.shardids_load (load text primary key)")
+    run(b, "create table shard_0003.bare ()")
     with catalog_at(a) as catalog:
         before = objects(a)
         made = make(catalog, dry_run=True)
         assert any("create view" in statement for statement in made.statements)
         why = "it is unknown whether each shard has other rows (--sharded) or all have the same"
         assert [line for line in made.left_out if line.startswith("table")] == [
-            f'table "{name}" is left out: {why} (--reference)' for name in ("countries", "settings")
+            'table "bare" is left out: 3 shards don\'t have it, for example shard 0',
+            *(f'table "{name}" is left out: {why} (--reference)' for name in ("countries", "settings")),
         ]
         assert objects(a) == before
         assert query_node_of(catalog) is None
@@ -217,12 +219,10 @@ def test_dropping_the_query_node_leaves_nothing(pair: Pair, blank_database: Blan
         make(catalog, node=None, url=dsn(own))
         assert rows(own, TOTAL) == [(12, 12)]
         assert [objects(url) for url in (a, b)] != before
-        assert views.query_node_row(catalog) == {
-            "node": None,
-            "url": shown_url(own),
-            "tables": 3,
-            "faults": [],
-        }
+        state = views.state_of(catalog)
+        assert state is not None
+        assert (state.there.node, state.there.url, state.tables) == (None, shown_url(own), 3)
+        assert state.faults == ()
         assert views.drop_query_node(catalog, dry_run=True)
         assert rows(own, TOTAL) == [(12, 12)]
         run(own, "create view shardids_query.mine as select 1")
@@ -363,9 +363,9 @@ def test_a_role_that_is_no_superuser_needs_a_stored_password_or_passes_its_login
                 make(catalog, store_password=False)
             (line,) = views.found_query_node(catalog, node="a")
             assert line.endswith("shardids query-node refresh --store-password")
-            row = views.query_node_row(catalog)
-            assert row is not None
-            assert row["faults"] == [
+            state = views.state_of(catalog)
+            assert state is not None
+            assert [str(fault) for fault in state.faults] == [
                 "it has not been created. Create it; if the nodes require a password: --store-password."
             ]
         else:
@@ -381,10 +381,10 @@ def test_a_role_that_is_no_superuser_needs_a_stored_password_or_passes_its_login
         assert str(owner.password) in str(rows(a, stored))
         assert rows(a, TOTAL) == [(12, 12)]
         run(a, "alter user mapping for current_user server shardids_b options (set password 'other')")
-        row = views.query_node_row(catalog)
-        assert row is not None
-        (fault,) = row["faults"]  # type: ignore[misc]  # a list
-        assert fault.startswith('node "a" can\'t read from shardids_b: ')
+        state = views.state_of(catalog)
+        assert state is not None
+        (fault,) = state.faults
+        assert fault.what.startswith('node "a" can\'t read from shardids_b: ')
         found = [one for one in doctor.examine(catalog).findings if one.check == "query-node"]
         assert [one.commands[0].text for one in found] == ["shardids query-node refresh --store-password"]
         views.drop_query_node(catalog)

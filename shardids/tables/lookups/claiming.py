@@ -14,7 +14,7 @@ from shardids.catalog.topology import RegisteredLookup
 from shardids.client.lookups import Claims
 from shardids.errors import ClusterConflict, LookupBusy, MissingPrivilege, ShardidsError
 from shardids.pg.queries import DROPPED_MEANWHILE
-from shardids.tables.lookups.lifecycle import check_guards, guard
+from shardids.tables.lookups.lifecycle import check_guards, guard, refuse_key_moves
 from shardids.tables.lookups.reading import (
     PAGE,
     LookupReader,
@@ -61,7 +61,7 @@ def backfill(
 
     Raises:
         ClusterConflict: rows of two shards have one value: the look-up is not made ready; or it does not
-            exist.
+            exist; or the rows of a key are being moved.
         BadArgument: values of the column can't be claimed.
         MissingPrivilege: code of other roles would run as one that can write.
         LookupBusy: transactions that have written to the table don't end.
@@ -72,6 +72,7 @@ def backfill(
         if not dry_run:
             guard(catalog, one.nodes, one.columns, one.registered)
         for shard in one.shards:
+            refuse_key_moves(catalog)
             _fill(one, reader, claims, shard, done, dry_run=dry_run)
             done.shards += 1
             on_progress(done.shards, len(one.shards))

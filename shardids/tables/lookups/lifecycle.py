@@ -42,6 +42,7 @@ class ShardColumn:
     shard: int
     schema: str
     has_table: bool
+    columns: list[str]
     type: str | None
     kind: str | None
     is_deterministic: bool
@@ -60,7 +61,11 @@ class ShardColumn:
         """Return why its values can't be claimed, and what helps; ``None`` if they can."""
         faults = (
             (not self.has_table, "the table does not exist", "Create it in every shard: shardids migrate up"),
-            (self.type is None, "the column does not exist", "Add it in every shard: shardids migrate up"),
+            (
+                self.type is None,
+                "the column does not exist",
+                f"Its table has: {', '.join(self.columns)}. To add it in every shard: shardids migrate up",
+            ),
             (
                 self.kind is None or not self.is_deterministic,
                 f"values of type {self.type}, or of its collation, can be equal and differ",
@@ -240,7 +245,7 @@ def create(catalog: Catalog, name: str, *, dry_run: bool = False) -> list[int]:
         rights = json.dumps(_rights(columns))
 
         def make(connection: Connection, column: ShardColumn) -> None:
-            _run(connection, column, lookup, "lookups/claims.v1", rights=rights, shard_count=len(columns))
+            _run(connection, column, lookup, "lookups/claims.v1", rights=rights, shard_count=1 + max(columns))
             if lookup.is_ready:
                 _run(connection, column, lookup, "lookups/guard.v1")
 
@@ -396,11 +401,37 @@ def _no_moves(catalog: Catalog) -> Iterator[None]:
     """Keep moves from beginning while tables are made or dropped, and refuse where one is under way."""
     with catalog.engine.connect() as connection, connection.begin():
         prepare(connection)
-        connection.execute(text("lock table shardids_catalog.move, shardids_catalog.loss in share mode"))
+        connection.execute(
+            text("""
+                lock table shardids_catalog.move, shardids_catalog.loss, shardids_catalog.key_move
+                in share mode""")
+        )
         open_ = unsettled(connection)
         if open_:
             raise ClusterConflict(
                 f"shard {open_[0]} is being moved",
                 hint="Wait until the move has ended: shardids shard move --list",
             )
+        _refuse_key_moves(connection)
         yield
+
+
+def refuse_key_moves(catalog: Catalog) -> None:
+    """Refuse while the rows of a key are on their way to another shard, as they are in both for a time.
+
+    Raises:
+        ClusterConflict: a move of a key is not over.
+    """
+    with catalog.engine.connect() as connection:
+        _refuse_key_moves(connection)
+
+
+def _refuse_key_moves(connection: Connection) -> None:
+    key = connection.scalar(
+        text("select key from shardids_catalog.key_move where ended_at is null order by id limit 1")
+    )
+    if key is not None:
+        raise ClusterConflict(
+            f"the rows of key {key!r} are being moved to another shard",
+            hint="Wait until the move has ended: shardids tenant move --list",
+        )

@@ -43,9 +43,10 @@ class Opened:
         registered: its row in the catalog.
         lookup: as a model would define it.
         columns: what each shard says of the column.
-        claims: returns what changes claims, and reads rows by a given reader; in sessions whose names are
-            PostgreSQL's own.
+        claims: returns what changes claims, and reads rows by a given reader, or by its own role; in
+            sessions whose names are PostgreSQL's own.
         shards: all shards.
+        shard_count: how many of them values are hashed over.
         schema_of: returns a shard's schema.
         nodes, shards_of: the nodes, and the shards of each.
     """
@@ -53,8 +54,9 @@ class Opened:
     registered: RegisteredLookup
     lookup: Lookup
     columns: dict[int, ShardColumn]
-    claims: Callable[[Rows], Claims]
+    claims: Callable[[Rows | None], Claims]
     shards: Sequence[int]
+    shard_count: int
     schema_of: Callable[[int], str]
     nodes: Nodes
     shards_of: Mapping[str, Sequence[int]]
@@ -100,6 +102,7 @@ def opened(catalog: Catalog, name: str) -> Iterator[Opened]:
             columns=columns,
             claims=lambda rows: claims_(rows=rows),
             shards=placement.all_shards(),
+            shard_count=description.shard_count,
             schema_of=schema_of,
             nodes=nodes,
             shards_of=placement.by_node(),
@@ -183,7 +186,7 @@ class LookupReader:
         """Return the claims of values."""
         by_shard: dict[int, list[Any]] = defaultdict(list)
         for value in values:
-            by_shard[shard_of_claim(value, len(self._one.shards))].append(value)
+            by_shard[shard_of_claim(value, self._one.shard_count)].append(value)
         table = self._one.registered.claims
         return self._of_claims(
             {

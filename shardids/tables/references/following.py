@@ -299,7 +299,8 @@ _WHOLE: Final = sql.SQL("true")
 _COLUMNS = text("""
     select a.attname::text as name,
            exists (select from pg_index i
-                   where i.indrelid = c.oid and i.indisprimary and a.attnum = any (i.indkey)) as is_key
+                   where i.indrelid = c.oid and i.indisprimary
+                     and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])) as is_key
     from pg_class c join pg_attribute a on a.attrelid = c.oid
     where c.relnamespace = to_regnamespace(:schema) and c.relname = :table
       and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''

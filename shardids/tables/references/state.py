@@ -17,6 +17,7 @@ from shardids.catalog.topology import REFERENCE_SCHEMA
 from shardids.client.references import followers_behind
 from shardids.errors import ClusterConflict, ConnectionFailed, MissingPrivilege, ReferencesBehind
 from shardids.pg.connections import server_major
+from shardids.pg.notation import counted
 from shardids.pg.reader import Refused, reading_as_reader
 from shardids.pg.schemas import untrusted
 from shardids.replication.sides import Side
@@ -424,7 +425,8 @@ def require_unused_name(work: Work, name: str) -> None:
         found, _columns = digests(reader, [name])[name]
         if rows := found[0] if found else 0:
             raise ClusterConflict(
-                f'node "{reader.name}" has a table {REFERENCE_SCHEMA}.{name} with {rows} rows already',
+                f'node "{reader.name}" has a table {REFERENCE_SCHEMA}.{name} with'
+                f" {counted(rows, 'row')} already",
                 hint="The writer's rows would replace them. Save the rows you need, then empty the table.",
             )
 

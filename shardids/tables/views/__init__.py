@@ -10,10 +10,9 @@ from shardids.tables.views.query_node import (
     follow,
     found_query_node,
     grant,
-    query_node_row,
     refresh_query_node,
 )
-from shardids.tables.views.refresh import Refreshed
+from shardids.tables.views.refresh import Refreshed, state_of
 
 __all__ = [
     "Refreshed",
@@ -22,6 +21,6 @@ __all__ = [
     "follow",
     "found_query_node",
     "grant",
-    "query_node_row",
     "refresh_query_node",
+    "state_of",
 ]

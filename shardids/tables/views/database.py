@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -185,7 +186,7 @@ def correct_servers(database: Connection, servers: Sequence[ForeignServer]) -> l
             raise MissingPrivilege(
                 f"{server.name}: postgres_fdw lets only superusers log in to other servers without a stored"
                 " password",
-                hint="To store those of the nodes: shardids query-node refresh --store-password",
+                hint=f"To store those of the nodes: {STORING}",
             )
         passes_on = server.password is None and _PASSED.items() <= (there or {}).items()
         if passes_on or (is_new and not is_superuser):
@@ -201,7 +202,11 @@ def correct_servers(database: Connection, servers: Sequence[ForeignServer]) -> l
     return done
 
 
+STORING: Final = "shardids query-node refresh --store-password"
 _QUERY_CANCELED: Final = "57014"
+_PROHIBITED: Final = "2F003"
+"""postgres_fdw: the mapping of a role that is not a superuser has no password that the node asked for."""
+_ASKS_PASSWORD: Final = re.compile("password|authentication")
 _PASSED: Final = {"use_scram_passthrough": "true"}
 
 
@@ -249,10 +254,12 @@ def try_servers(database: Connection, trials: Iterable[tuple[str, sql.Composable
                 ) from error
             detail = getattr(getattr(error.__cause__, "orig", error.__cause__), "diag", None)
             reason = getattr(detail, "message_detail", None) or error.message
+            asks = _ASKS_PASSWORD.search(reason) is not None or error.sqlstate == _PROHIBITED
             raise StatementFailed(
                 f"{where} can't read from {server}: {reason}",
-                hint="The address in the node's URL must also work from there. To store the password that the"
-                " node asks for: shardids query-node refresh --store-password",
+                hint=f"To store the password that the node asks for: {STORING}"
+                if asks
+                else "The address in the node's URL must also work from there.",
             ) from error
 
 

@@ -16,7 +16,7 @@ from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.pg.queries import prepare
 from shardids.pg.urls import parse_url, shown_url
 from shardids.tables.views.database import connection_to, extension_removal, lock, run, unused_servers
-from shardids.tables.views.refresh import Refreshed, Shown, bring_up_to_date, shown_tables, state_of
+from shardids.tables.views.refresh import Refreshed, Shown, bring_up_to_date, shown_tables
 from shardids.tables.views.statements import (
     local_schema_removal,
     probe_removal,
@@ -147,17 +147,17 @@ def _record(connection: Connection, wanted: QueryNode) -> None:
 
 
 def follow(
-    catalog: Catalog, *, url: str | None = None, store_password: bool = False, settles: bool = False
+    catalog: Catalog, *, url: str | None = None, store_password: bool = False, settled: int | None = None
 ) -> tuple[str, ...]:
     """Refresh the query node after a change of nodes, shards or tables; return a line if that failed.
 
-    ``url`` may bring the password of a query node that is not a node. ``settles``: the caller knows that each
-    row of a key that was moved is in one shard again, before the placement says so.
+    ``url`` may bring the password of a query node that is not a node; ``settled`` is as in
+    :func:`~shardids.tables.views.refresh.bring_up_to_date`.
     """
     try:
         there = query_node_of(catalog)
         if there is not None:
-            bring_up_to_date(catalog, there, url=url, store_password=store_password, settles=settles)
+            bring_up_to_date(catalog, there, url=url, store_password=store_password, settled=settled)
     except ShardidsError as error:
         hint = error.hint or "When that is repaired"
         if "query-node refresh" not in hint:
@@ -247,16 +247,3 @@ def _remove(catalog: Catalog, there: QueryNode, *, dry_run: bool) -> list[str]:
                     prepare(connection)
                     run(connection, [local_schema_removal()])
     return done
-
-
-def query_node_row(catalog: Catalog) -> dict[str, object] | None:
-    """Return the query node as a row for ``query-node status``; ``None`` without one."""
-    state = state_of(catalog)
-    if state is None:
-        return None
-    return {
-        "node": state.there.node,
-        "url": state.there.url,
-        "tables": state.tables,
-        "faults": [f"{one.what}. {one.to_do}." for one in state.faults],
-    }

@@ -23,6 +23,7 @@ from shardids.pg.schemas import engine_owner, own_schema
 from shardids.pg.sqlfiles import read_sql
 from shardids.tables.views import statements
 from shardids.tables.views.database import (
+    STORING,
     connection_to,
     correct_regions,
     correct_servers,
@@ -154,11 +155,12 @@ def bring_up_to_date(
     store_password: bool = False,
     dry_run: bool = False,
     named: Collection[str] = (),
-    settles: bool = False,
+    settled: int | None = None,
 ) -> Refreshed:
     """Make the query node show the shards' tables as they are, each from its owner.
 
-    ``named`` are tables that have to be there. ``settles``: each row of a key that was moved is in one shard.
+    ``named`` are tables that have to be there. ``settled`` is the number of a key's move whose rows are each
+    in one shard, although the placement does not say so yet.
 
     With ``dry_run`` all is rolled back, and the nodes are not asked for their rows.
 
@@ -175,7 +177,7 @@ def bring_up_to_date(
         # Rows of a lost shard would be missing without a word.
         placement.all_shards()
         # And those of a key that is on its way would be there twice.
-        if not settles:
+        if settled is None or are_others_unsettled(catalog, settled):
             placement.require_settled()
         references = references_of(catalog)
         shown = shown_tables(database)
@@ -202,6 +204,17 @@ def bring_up_to_date(
             transaction.commit()
             _drop_unused_local(nodes, views, shown)
     return Refreshed(statements=done, left_out=choice.left_out)
+
+
+def are_others_unsettled(catalog: Catalog, move: int) -> bool:
+    """Return whether rows of a key may be in two shards, by another move than this one."""
+    with catalog.engine.connect() as connection:
+        return bool(connection.scalar(_OTHERS, {"move": move}))
+
+
+_OTHERS: Final = text("""
+    select exists (select from shardids_catalog.key_move
+                   where ended_at is null and is_unsettled and id <> :move)""")
 
 
 def hide(catalog: Catalog, there: QueryNode, names: Collection[str], nodes: Collection[str]) -> None:
@@ -459,15 +472,22 @@ def _tried(
     return []
 
 
-def try_nodes(database: Connection, placement: Placement, shown: Shown, where: str) -> None:
-    """Ask the nodes that have shards, and new ones, for their names.
+def try_nodes(
+    database: Connection,
+    placement: Placement,
+    shown: Shown,
+    where: str,
+    *,
+    without: Collection[str] = frozenset(),
+) -> None:
+    """Ask the nodes that have shards, and new ones, for their names; except those of ``without``.
 
     Raises:
         ClusterConflict: another node is at the address.
         StatementFailed: a node can't be read.
     """
     owners = set(placement.node_of.values())
-    servers = {statements.server_name(name): name for name in placement.nodes}
+    servers = {statements.server_name(name): name for name in placement.nodes if name not in without}
     for server, node in servers.items():
         if node in owners or server not in shown.probed:
             ask = statements.probing(server)
@@ -488,12 +508,21 @@ _READING_S: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something wrong with the query node. ``is_passing``: a move or a migration may repair it by itself."""
+    """Something wrong with the query node.
+
+    ``is_passing``: a move or a migration may repair it by itself. ``unreachable``: the node that does not
+    answer, or refuses the login, also from here: that is all that is wrong.
+    """
 
     what: str
     to_do: str
     commands: str = REFRESH
     is_passing: bool = False
+    unreachable: str | None = None
+
+    def __str__(self) -> str:
+        """Name it, with the next step."""
+        return f"{self.what}. {self.to_do.rstrip('.')}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,7 +548,10 @@ def state_of(catalog: Catalog) -> State | None:
             shown = shown_tables(database)
             faults += _faults(catalog, there, database, shown, placement)
     except ShardidsError as error:
-        faults.append(Fault(what=error.message, to_do=error.hint or "Repair it", commands=""))
+        lost = there.node if shown is None and isinstance(error, ConnectionFailed) else None
+        faults.append(
+            Fault(what=error.message, to_do=error.hint or "Repair it", commands="", unreachable=lost)
+        )
     return State(there=there, tables=None if shown is None else len(shown.tables), faults=tuple(faults))
 
 
@@ -542,6 +574,37 @@ def _faults(
             to_do="Refresh it",
             is_passing=True,
         )
+    with Nodes(
+        placement.nodes, catalog.url, connect_timeout_s=_READING_S, read_only=catalog.read_only
+    ) as nodes:
+        yield from _faults_of_nodes(nodes, there, database, shown, placement, references_of(catalog))
+
+
+def _connect(_name: str, engine: Engine) -> None:
+    with engine.connect():
+        pass
+
+
+def _faults_of_nodes(  # noqa: PLR0917 -- as unlike_tables
+    nodes: Nodes,
+    there: QueryNode,
+    database: Connection,
+    shown: Shown,
+    placement: Placement,
+    references: References,
+) -> Iterator[Fault]:
+    unreachable = {
+        name: error
+        for name, error in nodes.each(_connect).failures.items()
+        if isinstance(error, ConnectionFailed)
+    }
+    for name, error in unreachable.items():
+        yield Fault(
+            what=error.message,
+            to_do=error.hint or "Bring the node back; until then queries of its shards fail",
+            commands="",
+            unreachable=name,
+        )
     # Other roles than its owner may read the views, but not the foreign tables.
     if database.scalar(
         text("select pg_has_role(nspowner, 'usage') from pg_namespace where nspname = :schema"),
@@ -550,17 +613,14 @@ def _faults(
         try:
             # libpq's connect_timeout does not hold in postgres_fdw: a silent node would keep it waiting.
             database.execute(text(f"set local statement_timeout = {_READING_S * 1000}"))
-            try_nodes(database, placement, shown, there.where)
-        except ConnectionFailed as error:
-            yield Fault(what=error.message, to_do=error.hint, commands="")
+            try_nodes(database, placement, shown, there.where, without=unreachable)
         except ShardidsError as error:
-            yield Fault(
-                what=error.message, to_do=error.hint or "Repair it", commands=f"{REFRESH} --store-password"
-            )
-    with Nodes(
-        placement.nodes, catalog.url, connect_timeout_s=_READING_S, read_only=catalog.read_only
-    ) as nodes:
-        names = unlike_tables(nodes, placement, there, shown, references_of(catalog))
+            commands = STORING if STORING in error.hint else ""
+            yield Fault(what=error.message, to_do=error.hint or "Repair it", commands=commands)
+    # The tables of nodes that do not answer are not known.
+    if unreachable:
+        return
+    names = unlike_tables(nodes, placement, there, shown, references)
     if names:
         yield Fault(
             what=f"tables have changed since it was refreshed: {', '.join(names)}",

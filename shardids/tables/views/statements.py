@@ -101,6 +101,11 @@ class Choice:
     left_out: tuple[str, ...]
 
 
+def _is_ours(table: str) -> bool:
+    """Return whether a table of the shards is shardids' own, or Alembic's."""
+    return table in _OURS or table.startswith(PREFIX)
+
+
 def choose_tables(
     nodes: Nodes,
     placement: Placement,
@@ -129,9 +134,8 @@ def choose_tables(
     by_name, of_writer = _found(nodes, placement, references.writer)
     for name in named:
         if name not in by_name:
-            raise BadArgument(
-                f'no shard has a table "{name}"', hint=f"Tables: {', '.join(by_name) or 'none'}."
-            )
+            there = ", ".join(name for name in by_name if not _is_ours(name))
+            raise BadArgument(f'no shard has a table "{name}"', hint=f"Tables: {there or 'none'}.")
     located = _located(by_name, sharded) - set(reference)
     tables, left_out = [], []
     for name, definitions in by_name.items():
@@ -144,7 +148,7 @@ def choose_tables(
                 f' "{placement.node_of[shard]}"',
                 hint="Bring all shards to one revision, then: shardids query-node refresh",
             )
-        if name in _OURS or name.startswith(PREFIX):
+        if _is_ours(name):
             continue
         if missing:
             reason = f"{len(missing)} shards don't have it, for example shard {min(missing)}"
