@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from shlex import quote
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -64,6 +65,7 @@ class Lease:
     Attributes:
         holder: the user, machine and process that took it.
         pid: a session on the node that works under it.
+        key: the key whose move keeps it.
     """
 
     shard: int
@@ -74,6 +76,7 @@ class Lease:
     began_at: datetime
     standing: Standing
     pid: int | None = None
+    key: str | None = None
 
     def row(self) -> dict[str, object]:
         """Return the lease as commands show it."""
@@ -104,9 +107,11 @@ class Lease:
                 hint="Repeat that command, which completes it: shardids node replace",
             )
         if self.standing is Standing.INTERRUPTED and self.purpose == KEY_MOVE:
+            key = self.key or ""
             return ShardBusy(
-                f'shard {self.shard} is kept by an interrupted move of a key [node "{self.node}"]: {self}',
-                hint="Resume or undo it first: shardids tenant move KEY --resume, or --abort.",
+                f"shard {self.shard} is kept by an interrupted move of key {key!r}"
+                f' [node "{self.node}"]: {self}',
+                hint=f"Resume or undo it first: shardids tenant move {quote(key)} --resume, or --abort.",
             )
         if self.standing is Standing.INTERRUPTED:
             return ShardBusy(
@@ -129,6 +134,11 @@ class Lease:
 def lock_key(epoch: UUID) -> int:
     """Return the second part, a signed integer, of the catalog's lock that the holder of an epoch has."""
     return int.from_bytes(epoch.bytes[:4], "big", signed=True)
+
+
+def lives(connection: Connection, epoch: UUID) -> bool:
+    """Return whether the command of an epoch still holds its lock of the catalog."""
+    return bool(connection.scalar(_ALIVE, {"epoch": epoch}))
 
 
 def process_name() -> str:
@@ -290,7 +300,8 @@ def read_leases(
 ) -> list[Lease]:
     """Return the leases on nodes, by shard; by default those of every node.
 
-    An open move counts as one on its source, even if that was restored to a time before the move.
+    An open move counts as one on its source, even if that was restored to a time before the move; one of a
+    key on the owners of both shards.
 
     Raises:
         ConnectionFailed: a node does not answer, unless such nodes may be left out.
@@ -345,8 +356,14 @@ _LIVES: Final = f"""
               and l.classid = {int(AdvisoryLock.LEASE_HOLDER)}
               and l.objid::bigint = ('x' || left(w.epoch::text, 8))::bit(32)::bigint
               and l.database = (select d.oid from pg_database d where d.datname = current_database()))"""  # noqa: S608 -- constant
+_ALIVE: Final = text(f"select {_LIVES} from (select cast(:epoch as uuid)) w (epoch)")  # noqa: S608 -- constant
 _OPEN_MOVES: Final = text(f"""
-    select w.shard, w.source, w.epoch, w.started_at, {_LIVES} as lives from shardids_catalog.move w
+    select w.shard, w.source as node, w.epoch, '{MOVE}' as purpose, w.started_at, null as key,
+           {_LIVES} as lives
+    from shardids_catalog.move w where w.ended_at is null
+    union all
+    select p.shard, p.node, w.epoch, '{KEY_MOVE}', w.started_at, w.key, {_LIVES}
+    from shardids_catalog.key_move w join shardids_catalog.placement p on p.shard in (w.source, w.target)
     where w.ended_at is null""")  # noqa: S608 -- constant
 _STANDINGS: Final = text(f"""
     select w.n, {_LIVES} as lives,
@@ -361,23 +378,27 @@ _STANDINGS: Final = text(f"""
              when '{FAILOVER}' then exists (
                select from shardids_catalog.loss l where l.shard = w.shard and l.completed_at is null)
              else false
-           end as is_kept
+           end as is_kept,
+           case w.purpose when '{KEY_MOVE}' then (
+             select k.key from shardids_catalog.key_move k
+             where w.shard in (k.source, k.target) and k.ended_at is null limit 1) end as key
     from unnest(cast(:shards as integer[]), cast(:epochs as uuid[]), cast(:purposes as text[]))
       with ordinality w (shard, epoch, purpose, n)
     order by w.n""")  # noqa: S608 -- constants
 
 
 def _of_moves(connection: Connection) -> list[Lease]:
-    """Return open moves as leases on their sources."""
+    """Return open moves as leases: of shards on their sources, of keys on the owners of both shards."""
     return [
         Lease(
             shard=row.shard,
-            node=row.source,
+            node=row.node,
             epoch=row.epoch,
-            purpose=MOVE,
+            purpose=row.purpose,
             holder="a process",
             began_at=row.started_at,
             standing=Standing.RUNNING if row.lives else Standing.INTERRUPTED,
+            key=row.key,
         )
         for row in connection.execute(_OPEN_MOVES)
     ]
@@ -397,6 +418,7 @@ def known(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[Lease
             else Standing.INTERRUPTED
             if there.is_kept
             else Standing.GONE,
+            key=there.key,
         )
         for row, there in zip(rows, connection.execute(_STANDINGS, values), strict=True)
     ]

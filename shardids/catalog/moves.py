@@ -28,7 +28,8 @@ class Move:
 
     ``step`` is the last step that was begun; ``outcome`` is ``None`` while the move is not over. The target
     issues IDs above ``high_water_tick``, which is ``None`` as long as it was not made the owner. ``epoch`` is
-    that of the leases of the command that works at it, or last did.
+    that of the leases of the command that works at it, or last did. ``automatic``: ``rebalance --watch``
+    began it. ``size_bytes`` is the size of the shard when it began.
     """
 
     id: int
@@ -36,6 +37,8 @@ class Move:
     source: str
     target: str
     offline: bool
+    automatic: bool
+    size_bytes: int | None
     step: str
     started_at: datetime
     ended_at: datetime | None
@@ -57,8 +60,30 @@ class Move:
         return f"shardids_move_{cluster.hex[:8]}_{self.id}_{self.shard}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovingKey:
+    """A key whose move to another shard is not over, as :class:`shardids.tenants.journal.KeyMove` has it."""
+
+    id: int
+    key: str
+    source: int
+    target: int
+    step: str
+    epoch: UUID
+
+
+def read_moving_keys(connection: Connection) -> list[MovingKey]:
+    """Return the keys whose moves are not over, in the connection's transaction."""
+    found = connection.execute(
+        text("""select id, key, source, target, step, epoch from shardids_catalog.key_move
+                where ended_at is null order by id""")
+    )
+    return [MovingKey(**row._mapping) for row in found]
+
+
 COLUMNS: Final = (
-    "id, shard, source, target, offline, step, started_at, ended_at, outcome, high_water_tick, epoch"
+    "id, shard, source, target, offline, automatic, size_bytes, step, started_at, ended_at, outcome,"
+    " high_water_tick, epoch"
 )
 
 _MOVES = text(f"""
@@ -96,6 +121,31 @@ def all_moves(catalog: Catalog) -> list[Move]:
     """Return all moves, oldest first."""
     with catalog.engine.connect() as connection:
         return read_moves(connection, ended=True)
+
+
+def shards_moved_within(connection: Connection, seconds: float) -> set[int]:
+    """Return the shards whose last move is open, or ended so recently, also those whose move was undone."""
+    return set(
+        connection.scalars(
+            text("""
+                select distinct shard from shardids_catalog.move
+                where ended_at is null or ended_at > clock_timestamp() - make_interval(secs => :seconds)"""),
+            {"seconds": seconds},
+        )
+    )
+
+
+def bytes_per_second(connection: Connection, default: float) -> float:
+    """Return how fast the last moves of shards of 16 MB or more were: the slower half of ten counts."""
+    found = connection.scalar(
+        text("""
+            select percentile_cont(0.25) within group (order by m.size_bytes / m.seconds) from (
+              select size_bytes, greatest(extract(epoch from ended_at - started_at), 0.1)::float8 as seconds
+              from shardids_catalog.move
+              where outcome = 'moved' and not offline and size_bytes >= 16000000
+              order by id desc limit 10) m""")
+    )
+    return float(found or default)
 
 
 def record_arrival(

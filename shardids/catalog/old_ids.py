@@ -222,7 +222,9 @@ def _directory(connection: Connection, table: str) -> tuple[range, int]:
     """Return which IDs are old, and the number of shards; lock the directory until the end."""
     row = connection.execute(
         text("""
-            select c.old_ids_below as below, c.shard_count,
+            select c.old_ids_below as below,
+                   greatest(c.shard_count, (select max(p.shard) + 1 from shardids_catalog.placement p))
+                     as shard_count,
                    case c.time_bits + c.shard_bits + c.sequence_bits
                      when 64 then 0 else -1::bigint << 63 end as lowest
             from shardids_catalog.old_id_rule r, shardids_catalog.cluster c

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, text
 from shardids.catalog.moves import read_moves
 from shardids.catalog.regions import Region, existing_region, in_region, leaving
 from shardids.catalog.rows import Catalog, describe_in, lock_placement, read_placement, unknown_node
-from shardids.catalog.topology import Placement
-from shardids.errors import BadArgument, ClusterConflict
-from shardids.pg.notation import named_shards
+from shardids.catalog.topology import Placement, no_shard
+from shardids.errors import ClusterConflict
+from shardids.pg.notation import counted, named_shards
 
 Change = Callable[[Connection, Placement], None]
 
@@ -34,10 +34,7 @@ def create_region(
     def change(connection: Connection, there: Placement) -> None:
         count = describe_in(connection, catalog.url).shard_count
         if region.last_shard >= count:
-            raise BadArgument(
-                f"there is no shard {region.last_shard} in this cluster",
-                hint=f"Shards are numbered 0 to {count - 1}.",
-            )
+            raise no_shard(region.last_shard, count)
         if there.regions.get(region.name) != region:
             _refuse_taken(region, there)
             connection.execute(
@@ -148,7 +145,7 @@ def _refuse_keys(connection: Connection, region: str) -> None:
     )
     if count:
         raise ClusterConflict(
-            f'region "{region}" has {count} {"key" if count == 1 else "keys"} in the directory of keys',
+            f'region "{region}" has {counted(count, "key")} in the directory of keys',
             hint="Move them back to the shards of their hashes first. See: shardids tenant list",
         )
 

@@ -19,28 +19,38 @@ from shardids.catalog.regions import (
     no_node_of_region,
     require_region,
 )
-from shardids.catalog.topology import Node, OldIdRule, OldIdRules, Placement, RegisteredLookup, lost_shard
-from shardids.errors import BadArgument, ClusterConflict, UnknownShard
+from shardids.catalog.topology import (
+    Node,
+    OldIdRule,
+    OldIdRules,
+    Placement,
+    RegisteredLookup,
+    lost_shard,
+    no_shard,
+    unplaced_shard,
+)
+from shardids.errors import ClusterConflict, UnknownShard
 from shardids.ids.layout import Layout
 from shardids.pg.connections import CONNECT_TIMEOUT_S, open_engine, reading
+from shardids.pg.notation import counted
 from shardids.pg.urls import parse_url, shown_url
 
 # One statement, so one snapshot: the version belongs to just these rows.
 _PLACEMENT: Final = text("""
-    select c.version, c.homes_version, n.name, n.url, n.region, null as first_shard, null as last_shard,
-           p.shard, p.state,
+    select c.version, c.homes_version, c.unsettled_version, n.name, n.url, n.region,
+           null as first_shard, null as last_shard, p.shard, p.state,
            null as table_name, null as id_column, null as rule,
            cast(null as bigint) as below, cast(null as boolean) as negative
     from shardids_catalog.cluster c
     left join shardids_catalog.node n on true
     left join shardids_catalog.placement p on p.node = n.name and p.state <> 'creating'
     union all
-    select c.version, c.homes_version, null, null, r.name, r.first_shard, r.last_shard, null, null,
-           null, null, null, null, null
+    select c.version, c.homes_version, c.unsettled_version, null, null, r.name,
+           r.first_shard, r.last_shard, null, null, null, null, null, null, null
     from shardids_catalog.cluster c
     join shardids_catalog.region r on true
     union all
-    select c.version, c.homes_version, null, null, null, null, null, null, null,
+    select c.version, c.homes_version, c.unsettled_version, null, null, null, null, null, null, null,
            r.table_name, r.id_column, r.rule, c.old_ids_below,
            c.time_bits + c.shard_bits + c.sequence_bits < 64
     from shardids_catalog.cluster c
@@ -65,6 +75,7 @@ def read_placement(connection: Connection) -> Placement:
     return Placement(
         version=found[0].version,
         homes_version=found[0].homes_version,
+        unsettled_version=found[0].unsettled_version,
         nodes={row.name: Node(name=row.name, url=row.url, region=row.region) for row in found if row.name},
         node_of={row.shard: row.name for row in found if row.state == "active"},
         lost={row.shard: row.name for row in found if row.state == "lost"},
@@ -176,7 +187,10 @@ Engines = Literal["postgresql", "citus"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """The properties that are fixed when a cluster is made."""
+    """The properties that are fixed when a cluster is made.
+
+    ``shard_count`` is the number of shards that keys are hashed over; :meth:`Catalog.shard_total` has more.
+    """
 
     cluster: UUID
     layout: Layout
@@ -217,6 +231,14 @@ class Catalog:
         """
         with self.engine.connect() as connection:
             return describe_in(connection, self.url)
+
+    def shard_total(self) -> int:
+        """Return the number of shards, also of those after the ones that keys are hashed over."""
+        rows = self._rows("""
+            select greatest(c.shard_count, max(p.shard) + 1) as total
+            from shardids_catalog.cluster c left join shardids_catalog.placement p on true
+            group by c.shard_count""")
+        return int(rows[0].total) if rows else self.describe().shard_count
 
     def placement(self) -> Placement:
         """Return which node holds which shard now; shards that are still being created are left out."""
@@ -307,7 +329,8 @@ class Catalog:
         ]
         if held:
             raise ClusterConflict(
-                f'node "{name}" holds {held} shards', hint="Move them to other nodes first."
+                f'node "{name}" holds {counted(held, "shard")}',
+                hint=f"To move them to other nodes: shardids rebalance --drain {name}",
             )
         if self._rows("select from shardids_catalog.query_node where node = :node", node=name):
             raise ClusterConflict(
@@ -338,13 +361,9 @@ class Catalog:
                 of another region than a shard, or a shard's region has none.
         """
         wanted = sorted(set(shards))
-        count = self.describe().shard_count
-        outside = [shard for shard in wanted if not 0 <= shard < count]
-        if outside:
-            raise BadArgument(
-                f"there is no shard {outside[0]} in this cluster",
-                hint=f"Shards are numbered 0 to {count - 1}.",
-            )
+        count = self.shard_total()
+        if outside := [shard for shard in wanted if not 0 <= shard < count]:
+            raise no_shard(outside[0], count)
         with self.engine.connect() as connection, connection.begin() as transaction:
             # Planners take turns: each sees what the previous one placed.
             lock_placement(connection)
@@ -399,7 +418,10 @@ class Catalog:
             shard=shard,
         )
         if not rows:
-            raise UnknownShard(f"no node holds shard {shard}", hint="To make it: shardids shard create")
+            count = self.shard_total()
+            if not 0 <= shard < count:
+                raise no_shard(shard, count, UnknownShard)
+            raise unplaced_shard(shard)
         if rows[0].state == "lost":
             raise lost_shard(shard, rows[0].name)
         return Node(name=rows[0].name, url=rows[0].url, region=rows[0].region)

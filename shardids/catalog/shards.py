@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from sqlalchemy import Connection, text
 
+from shardids.errors import ClusterConflict
 from shardids.ids.layout import Layout
 from shardids.pg.queries import BATCH, prepare
 from shardids.pg.sqlfiles import read_sql
@@ -81,11 +82,30 @@ ISSUES_IDS: Final = "shardids: as long as this line is here, not activated is sh
 """A comment in the body of a function that issues the IDs of a shard; the shard's number follows."""
 
 
-def issuers(connection: Connection, shard: int) -> list[str]:
-    """Return the functions of a node that issue a shard's IDs: the shard would issue the same."""
-    return list(
-        connection.scalars(
-            text("select oid::regprocedure::text from pg_proc where strpos(prosrc, :mark) > 0 order by 1"),
-            {"mark": f"-- {ISSUES_IDS}{shard}\n"},
+def issuers(connection: Connection) -> dict[int, list[str]]:
+    """Return the functions of a node that issue IDs of its shards, by shard: each would issue the same."""
+    found: dict[int, list[str]] = {}
+    for row in connection.execute(_ISSUERS, {"mark": ISSUES_IDS}):
+        found.setdefault(row.shard, []).append(row.name)
+    return found
+
+
+def require_no_issuer(connection: Connection, shard: int, node: str) -> None:
+    """Require that no function issues the IDs of a shard that is to be activated.
+
+    Raises:
+        ClusterConflict: one does, since ``shardids key function --back``.
+    """
+    if names := issuers(connection).get(shard):
+        raise ClusterConflict(
+            f'shard {shard} is not activated: {names[0]} on node "{node}" issues its IDs, and both would'
+            " issue the same",
+            hint="Let the function draw from the shard, or drop it: shardids key function"
+            f" {names[0].removesuffix('()')} --shard {shard}",
         )
-    )
+
+
+_ISSUERS: Final = text(r"""
+    select cast(substring(p.prosrc from '-- ' || :mark || '(\d{1,5})\n') as integer) as shard,
+           p.oid::regprocedure::text as name
+    from pg_proc p where p.prosrc ~ ('-- ' || :mark || '\d{1,5}\n') order by 1, 2""")

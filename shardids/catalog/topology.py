@@ -11,8 +11,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from shardids.errors import BadArgument, RowsUnsettled, ShardLost, UnknownShard, UnsupportedKey
-from shardids.ids.text import as_integer, checked_integer
+from shardids.errors import (
+    BadArgument,
+    RowsUnsettled,
+    ShardidsError,
+    ShardLost,
+    ShardMoved,
+    UnknownShard,
+    UnsupportedKey,
+)
+from shardids.ids.text import as_integer, checked_integer, shown
 
 if TYPE_CHECKING:
     from shardids.catalog.regions import Region
@@ -173,6 +181,8 @@ class Placement:
     and can't be changed. ``old_ids`` has the rules for IDs that were issued before, if tables were adopted.
     ``lookups`` has the columns that are unique over all shards, by table and column. ``regions`` has the
     regions by name. ``homes_version`` is the version of the directory of keys, 0 if it never had an entry.
+    ``unsettled`` has the shards that rows of a key are just being moved from or to, ``unsettled_version`` the
+    version at which such a move last began or ended.
 
     Raises:
         BadArgument: a node under another name than its own, or a shard on a node not in ``nodes``.
@@ -187,6 +197,7 @@ class Placement:
     regions: Mapping[str, Region] = field(default_factory=dict)
     homes_version: int = 0
     unsettled: frozenset[int] = frozenset()
+    unsettled_version: int = 0
 
     def __post_init__(self) -> None:
         for name, node in self.nodes.items():
@@ -221,6 +232,17 @@ class Placement:
             if self.region_of(shard) != self.nodes[name].region
         }
 
+    def total(self, shard_count: int) -> int:
+        """Return the number of shards: those that keys are hashed over, and those after them.
+
+        These were made for a key each, and have a place: :func:`shardids.tenants.new_shard`.
+        """
+        return max(shard_count, 1 + max(self.owners(), default=0))
+
+    def has(self, shard: int, shard_count: int) -> bool:
+        """Return whether the cluster has a shard: one that keys are hashed over, or one after these."""
+        return 0 <= shard < shard_count or shard in self.node_of or shard in self.lost
+
     def all_shards(self) -> list[int]:
         """Return every placed shard, sorted, for what must ask all of them.
 
@@ -231,18 +253,72 @@ class Placement:
             self.locate(shard)
         return sorted(self.node_of)
 
-    def require_settled(self, shards: Collection[int] | None = None) -> None:
+    def require_settled(
+        self, shards: Collection[int] | None = None, *, since: Placement | None = None
+    ) -> None:
         """Require that a statement over these shards, by default all, sees each row once.
 
+        ``since`` is the placement that led to the first of them.
+
         Raises:
-            RowsUnsettled: the rows of a key are just being moved from or to one of them.
+            RowsUnsettled: the rows of a key are just being moved from or to one of them; or such a move has
+                come to its switch, or has ended, since.
         """
-        moving = self.unsettled if shards is None else self.unsettled.intersection(shards)
-        if moving and (shards is None or len(shards) > 1):
+        if shards is not None and len(shards) < 2:
+            return
+        moving = self.unsettled and (
+            self.unsettled if shards is None else self.unsettled.intersection(shards)
+        )
+        if moving:
             raise RowsUnsettled(
                 f"the rows of a key are being moved, and statements over several shards with shard"
                 f" {min(moving)} would not see each row once",
                 hint="Again in a moment. How far the move is: shardids tenant move --list",
+            )
+        if since is not None and self.unsettled_version != since.unsettled_version:
+            raise RowsUnsettled(
+                "rows of a key were moved to another shard while a statement was sent to several: it would"
+                " have missed them or seen them twice",
+                hint="Again in a moment. How far the move is: shardids tenant move --list",
+            )
+
+    def has_rows_as(self, began: Placement) -> bool:
+        """Return whether no row that shards had by ``began`` may be elsewhere by this placement."""
+        return (
+            self.unsettled_version == began.unsettled_version
+            and self.homes_version == began.homes_version
+            and self.node_of == began.node_of
+            and self.nodes == began.nodes
+        )
+
+    def require_kept(self, began: Placement, shards: Collection[int] | None = None) -> None:
+        """Require that snapshots which were taken by ``began`` have the rows of these shards, by default all.
+
+        One shard is routed to by the directory of keys: a key's rows arrive in it before the directory says
+        so, and after the move was announced.
+
+        Raises:
+            ShardMoved: one of the shards has moved to another node since.
+            RowsUnsettled: the rows of a key have, or may have, moved to another shard since.
+        """
+        hint = "Roll back, and repeat the transaction."
+        for shard in self.node_of if shards is None else shards:
+            before, now = began.node_of.get(shard), self.node_of.get(shard)
+            if before and now and began.nodes[before] != self.nodes[now]:
+                raise ShardMoved(
+                    f'shard {shard} moved from node "{before}" to node "{now}" after this transaction began,'
+                    " which is REPEATABLE READ or SERIALIZABLE: it would miss rows, or see them as of another"
+                    " moment",
+                    hint=hint,
+                )
+        have_moved = self.unsettled_version != began.unsettled_version
+        if shards is not None and len(shards) < 2:
+            have_moved = self.homes_version != began.homes_version and (have_moved or bool(began.unsettled))
+        if have_moved:
+            raise RowsUnsettled(
+                "rows of a key were moved to another shard after this transaction began, which is REPEATABLE"
+                " READ or SERIALIZABLE: it would miss them or see them twice",
+                hint=hint,
             )
 
     def by_node(self, shards: Iterable[int] | None = None) -> dict[str, list[int]]:
@@ -273,10 +349,23 @@ class Placement:
         except KeyError:
             if shard in self.lost:
                 raise lost_shard(shard, self.lost[shard]) from None
-            raise UnknownShard(
-                f"shard {shard} is not in this cluster",
-                hint="List the shards with: shardids shard list",
-            ) from None
+            raise unplaced_shard(shard) from None
+
+
+def no_shard(shard: int, count: int, error: type[ShardidsError] = BadArgument) -> ShardidsError:
+    """Return the error for a shard that a cluster of ``count`` shards does not have."""
+    return error(
+        f"shard {shown(shard)} does not exist in this cluster",
+        hint=f"Shards are numbered 0 to {count - 1}.",
+    )
+
+
+def unplaced_shard(shard: int) -> UnknownShard:
+    """Return the error for a shard that a cluster has, and no node."""
+    return UnknownShard(
+        f"no node holds shard {shard}",
+        hint="shardids shard list shows those that are held; shardids shard create makes missing ones.",
+    )
 
 
 def lost_shard(shard: int, node: str) -> ShardLost:

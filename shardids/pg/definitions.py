@@ -159,12 +159,18 @@ class Definition:
         kind, persistence: ``relkind`` and ``relpersistence``; ``u`` if a partition is unlogged.
         has_foreign_parts: it is a foreign table, or one of its partitions is.
         is_inherited: it inherits, or is inherited by another table or partitioned one.
-        is_own: the role may do what its owner may.
-        parts: the table and its partitions, each by its name in SQL.
-        identity: the columns that are logged of a row that is updated or deleted; ``None``: all.
+        is_own: the role may do what its owner, and the owner of each partition, may.
+        hides_rows: row security hides rows from the role.
+        subscriptions: those that write to it or to a partition; SQL.
+        parts: the table and its partitions, each by its name in SQL; ``oids``: of the same.
+        storage_version: a text that is another once rows may have changed without an entry in the log that
+            logical replication reads: a column's values were computed anew, or a partition was truncated,
+            written anew, or detached and attached again.
+        identity: the columns that are logged of a row that is updated or deleted, and that find it;
+            ``None``: all. Of a partitioned table those that all of its partitions log, if they are unique.
+        identity_index: the index that is its replica identity, if one is; SQL.
         has_full_identity: all columns of the table, or of one of its partitions, are.
-        has_toast: large values may be stored apart; an update that leaves one as it is does not log it.
-        primary_key: its columns, none if there is none.
+        primary_key: its columns; empty without one, or with one that is deferrable.
         options: storage parameters. These, and what follows, are of whole definitions only.
     """
 
@@ -178,12 +184,17 @@ class Definition:
     has_foreign_parts: bool
     is_inherited: bool
     is_own: bool
+    hides_rows: bool
+    subscriptions: tuple[str, ...]
     parts: tuple[str, ...]
+    oids: tuple[int, ...]
+    storage_version: str
     identity: tuple[str, ...] | None
+    identity_index: str | None
     has_full_identity: bool
-    has_toast: bool
     columns: Mapping[str, Column]
     primary_key: tuple[str, ...]
+    has_deferrable_key: bool
     has_row_security: bool
     comment: str | None
     options: tuple[str, ...]
@@ -203,10 +214,13 @@ class Definition:
         return tuple(column for column in self.columns.values() if not column.is_generated)
 
     def shape(self) -> str:
-        """Return the definitions that decide how replication brings a row, as text for comparison."""
+        """Return the definitions that decide how replication brings a row, as text for comparison.
+
+        Another table of the same name, or another partition, has another shape.
+        """
         columns = [[c.name, c.type, c.labels, c.not_null, c.is_generated] for c in self.columns.values()]
         identity = None if self.identity is None else sorted(self.identity)
-        return json.dumps([self.kind, self.persistence, identity, list(self.parts), columns])
+        return json.dumps([self.kind, self.persistence, identity, list(self.parts), list(self.oids), columns])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

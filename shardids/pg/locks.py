@@ -5,13 +5,17 @@ The numbers are written out in ``sql/`` too, which psql must be able to run; a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum, unique
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
+
+from shardids.errors import ShardidsError, StatementFailed
+
+_MOST_NAMED: Final = 5
 
 
 @unique
@@ -52,6 +56,8 @@ class AdvisoryLock(IntEnum):
     """(class, hash) on a node: begins a lane of a counter; nobody waits; until the transaction ends."""
     KEY_BARRIER = 1936220545
     """(class, key's move) on a node: shared by every writer of the key's rows; the mover waits for all."""
+    LOAD = 1936220546
+    """(class, hash of the name) in the catalog: runs the load of that name; as long as its process lives."""
     # Transactions over several nodes take 64-bit keys of their own beside these: shardids.pg.gids.lock_of.
 
 
@@ -95,6 +101,7 @@ class Holder:
         application: the name of the session.
         since_s: how long its transaction has been open, as far as this role may see it.
         statement: the last that it began, as far as this role may see it.
+        table: the name of the relation that it locks, without its schema; ``None`` of an advisory lock.
     """
 
     pid: int | None
@@ -103,12 +110,22 @@ class Holder:
     since_s: float | None
     statement: str
     gid: str | None
+    table: str | None
 
     def __str__(self) -> str:
         """Name it as errors do."""
         who = f"prepared transaction '{self.gid or ''}'" if self.pid is None else f"process {self.pid}"
+        who += f" ({self.application})" if self.application else ""
         who += f' of role "{self.role}"' if self.role else ""
         return who if self.since_s is None else f"{who} (in a transaction for {self.since_s:.0f} s)"
+
+    @property
+    def remedy(self) -> str:
+        """The SQL that ends it."""
+        if self.pid is not None:
+            return f"select pg_terminate_backend({self.pid})"
+        gid = (self.gid or "").replace("'", "''")
+        return f"commit prepared '{gid}', or rollback prepared '{gid}'"
 
 
 def holders_of_key(connection: Connection, key: int) -> list[Holder]:
@@ -128,13 +145,106 @@ def holders_of_tables(
     return _holders(connection, names=list(names), modes=modes and list(modes))
 
 
+_PATIENCE: Final = "10s"
+_LOCK_TIMEOUT: Final = "55P03"
+_AGAIN: Final = "Run the command again"
+
+
+@contextmanager
+def bounded_wait(
+    connection: Connection,
+    where: str,
+    schemas: Collection[str],
+    modes: Collection[str] | None = None,
+    *,
+    patience: str | None = None,
+) -> Iterator[None]:
+    """Let the open transaction wait 10 s at most, or ``patience``, for each lock of these schemas' tables.
+
+    ``where`` and ``modes``: as :func:`locked` takes them.
+
+    Raises:
+        StatementFailed: it did not get one; the message names the table, and who keeps it locked.
+    """
+    connection.execute(
+        text("select pg_catalog.set_config('lock_timeout', :patience, true)"),
+        {"patience": patience or _PATIENCE},
+    )
+    try:
+        # Its engine may have no other connection to look by.
+        with connection.begin_nested():
+            yield
+    except StatementFailed as error:
+        # Those of advisory locks have a hint, and name who holds them.
+        if error.sqlstate != _LOCK_TIMEOUT or error.hint:
+            raise
+        raise _naming(error, where, _held(connection, schemas, modes), _AGAIN) from error
+
+
+def locked(
+    error: StatementFailed,
+    where: str,
+    engine: Engine,
+    schemas: Collection[str] = (),
+    modes: Collection[str] | None = None,
+    *,
+    names: Collection[str] = (),
+    again: str = _AGAIN,
+) -> StatementFailed:
+    """Return an error that names who keeps which tables locked: why a statement failed.
+
+    The tables are those of the schemas, and those with the names in SQL. ``where``: the shard or the node, as
+    the message begins. ``modes``: the locks that it could not pass, also those that others only wait for: the
+    sessions before these count as well. ``again``: the next step, once the locks are gone.
+    """
+    holders: list[Holder] = []
+    with suppress(ShardidsError), engine.connect() as connection:
+        holders = _held(connection, schemas, modes, names)
+    return _naming(error, where, holders, again)
+
+
+def _held(
+    connection: Connection,
+    schemas: Collection[str],
+    modes: Collection[str] | None,
+    names: Collection[str] = (),
+) -> list[Holder]:
+    by = {"schemas": list(schemas), "names": list(names), "modes": modes and list(modes)}
+    return _holders(connection, **by, queued=True)
+
+
+def _naming(error: StatementFailed, where: str, holders: Sequence[Holder], again: str) -> StatementFailed:
+    if not holders:
+        message = error.message if error.message.startswith(where) else f"{where}: {error.message}"
+        hint = f"The lock is gone by now. {again}."
+        return StatementFailed(message, hint=hint, sqlstate=error.sqlstate)
+    by_table: dict[str | None, list[Holder]] = {}
+    for one in holders:
+        by_table.setdefault(one.table, []).append(one)
+    tables = [f"table {table} is locked by {named(them)}" for table, them in by_table.items()][:_MOST_NAMED]
+    steps = [*dict.fromkeys(one.remedy for one in holders)][:_MOST_NAMED]
+    return StatementFailed(
+        f"{where}: {'; '.join(tables)}",
+        hint=f"{again}, once that has ended; or end it: {'; '.join(steps)}",
+        sqlstate=error.sqlstate,
+    )
+
+
 def named(holders: Iterable[Holder], otherwise: str = "a session that has just ended") -> str:
-    """Name the holders of a lock, five at most."""
-    return ", ".join(list(dict.fromkeys(map(str, holders)))[:5]) or otherwise
+    """Name the holders of a lock; of many only the first."""
+    return ", ".join(list(dict.fromkeys(map(str, holders)))[:_MOST_NAMED]) or otherwise
 
 
 def _holders(connection: Connection, **by: object) -> list[Holder]:
-    nothing: dict[str, object] = {"number": None, "object": None, "parts": None, "names": [], "modes": None}
+    nothing: dict[str, object] = {
+        "number": None,
+        "object": None,
+        "parts": None,
+        "names": [],
+        "schemas": [],
+        "modes": None,
+        "queued": False,
+    }
     return [Holder(**row._mapping) for row in connection.execute(_HOLDERS, nothing | by)]
 
 
@@ -143,12 +253,13 @@ _HOLDERS: Final = text("""
     select l.pid, coalesce(a.usename, p.owner)::text as role, coalesce(a.application_name, '') as application,
            extract(epoch from pg_catalog.clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8
              as since_s,
-           coalesce(a.query, '') as statement, p.gid
+           coalesce(a.query, '') as statement, p.gid, c.relname::text as "table"
     from pg_catalog.pg_locks l
     left join pg_catalog.pg_stat_activity a on a.pid = l.pid
     left join pg_catalog.pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid'
       and x.virtualtransaction = l.virtualtransaction
     left join pg_catalog.pg_prepared_xacts p on p.transaction = x.transactionid
+    left join pg_catalog.pg_class c on l.locktype = 'relation' and c.oid = l.relation
     where l.granted and l.pid is distinct from pg_catalog.pg_backend_pid()
       and l.database = (select d.oid from pg_catalog.pg_database d
                         where d.datname = pg_catalog.current_database())
@@ -156,9 +267,16 @@ _HOLDERS: Final = text("""
             when 'advisory' then l.classid::bigint = cast(:number as bigint)
                                  and l.objid::bigint = cast(:object as bigint) and l.objsubid = :parts
             when 'relation' then
-              l.relation in (select pg_catalog.to_regclass(name)
-                             from pg_catalog.unnest(cast(:names as text[])) name)
-              and (cast(:modes as text[]) is null or l.mode = any (cast(:modes as text[])))
+              (l.relation in (select pg_catalog.to_regclass(name)
+                              from pg_catalog.unnest(cast(:names as text[])) name)
+               or c.relkind in ('r', 'p', 'm', 'f', 'v')
+                  and c.relnamespace in (select n.oid from pg_catalog.pg_namespace n
+                                         where n.nspname = any (cast(:schemas as text[]))))
+              and (cast(:modes as text[]) is null or l.mode = any (cast(:modes as text[]))
+                   or :queued and exists (
+                     select from pg_catalog.pg_locks w
+                     where w.locktype = 'relation' and w.database = l.database and w.relation = l.relation
+                       and w.mode = any (cast(:modes as text[])) and not w.granted))
             else false
           end
     order by coalesce(a.xact_start, p.prepared) nulls last, l.pid""")

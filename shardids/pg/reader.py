@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -21,7 +21,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.pool import Pool, PoolProxiedConnection
 
 from shardids.errors import ConnectionFailed, MissingPrivilege, ShardidsError, StatementFailed
-from shardids.pg.connections import has_own_session
+from shardids.pg.connections import driver_connection, has_own_session
 from shardids.pg.queries import batches, prepare, rows
 from shardids.pg.schemas import administers
 from shardids.pg.sqlfiles import read_sql
@@ -38,6 +38,7 @@ SOURCE_HINT: Final = (
     "Read it as a role that can do nothing else. As a superuser at the source: CREATE ROLE reading LOGIN"
     " PASSWORD '…'; GRANT pg_read_all_data TO reading; then add --reader-url and the URL of that role"
 )
+_CANCEL_S: Final = 10.0
 _READ: Final = "select number, answer, code, message from shardids_reader.read(%s::pg_catalog.text[])"
 
 
@@ -133,6 +134,11 @@ class Reader:
         if isinstance(answer, Refused):
             raise self.error(answer)
         return [record(**row) for row in answer]
+
+    def cancel(self) -> None:
+        """End the query that another thread reads by, if it can be reached."""
+        with suppress(psycopg.Error):
+            driver_connection(self._connection).cancel_safe(timeout=_CANCEL_S)
 
     def with_values(self, statement: str, values: Sequence[Any]) -> str:
         """Return a statement with values in place of its ``%s``, as :meth:`read` takes it."""

@@ -24,6 +24,7 @@ create table shardids_catalog.cluster (
   version       bigint      not null default 1,
   homes_version bigint      not null default 0,
   homes_reset   bigint      not null default 0,
+  unsettled_version bigint  not null default 0,
   created_at    timestamptz not null default now()
 );
 
@@ -32,6 +33,7 @@ comment on column shardids_catalog.cluster.engine is 'citus: this database is a 
 comment on column shardids_catalog.cluster.old_ids_below is 'IDs below it were issued before their tables were adopted, and say nothing of shards; null: no table was adopted';
 comment on column shardids_catalog.cluster.version is 'Grows with every change of nodes, regions, placement or the directory of keys';
 comment on column shardids_catalog.cluster.homes_version is 'The version of the last change of the directory of keys; 0: none';
+comment on column shardids_catalog.cluster.unsettled_version is 'The version at which rows of a key last began to be in two shards, or ended to; 0: they never did';
 comment on column shardids_catalog.cluster.homes_reset is 'The version at which the directory was last emptied by TRUNCATE: who has an older one reads it anew';
 
 create table shardids_catalog.region (
@@ -76,6 +78,8 @@ create table shardids_catalog.move (
   source     text        not null,
   target     text        not null,
   offline    boolean     not null,
+  automatic  boolean     not null default false,
+  size_bytes bigint,
   step       text        not null,
   epoch      uuid        not null default gen_random_uuid(),
   schema     text,
@@ -90,6 +94,8 @@ create table shardids_catalog.move (
 create unique index on shardids_catalog.move (shard) where ended_at is null;
 
 comment on table shardids_catalog.move is 'Moves of shards between nodes';
+comment on column shardids_catalog.move.automatic is 'Whether rebalance --watch began it';
+comment on column shardids_catalog.move.size_bytes is 'The size of the shard''s tables and indexes when the move began; null: not known';
 comment on column shardids_catalog.move.step is 'The last step that was begun';
 comment on column shardids_catalog.move.epoch is 'Of the leases of the command that works at the move, or last did';
 comment on column shardids_catalog.move.high_water_tick is 'The tick above which the target issues IDs, once it is the owner';

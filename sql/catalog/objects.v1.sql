@@ -42,7 +42,7 @@ attribute as materialized (
          a.attfdwoptions, a.attislocal
   from relation r
   join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
-  where r.relkind in ('r', 'p', 'f', 'c')),
+  where r.relkind in ('r', 'p', 'v', 'm', 'f', 'c')),
 -- Read once: the index of names has each next_id() of the server under one name, and would be read once per shard.
 routine as materialized (
   select s.id, p.*,
@@ -60,6 +60,17 @@ type as materialized (
   join pg_type t on t.typnamespace = s.namespace
   where t.typtype in ('e', 'd', 'r', 'b') and not (t.typelem <> 0 and t.typlen = -1)
     and not exists (select from member m where m.classid = 'pg_type'::regclass and m.objid = t.oid)),
+-- Publications that take a part of a table; version 14 has no such. Others, of all tables perhaps, are not opened.
+published as materialized (
+  select t.pubname, r.oid as relation, to_jsonb(t) as some
+  from (select distinct p.pubname
+        from pg_publication p
+        join pg_publication_rel l on l.prpubid = p.oid
+        where not starts_with(p.pubname, 'shardids_')
+          and coalesce(to_jsonb(l) ->> 'prqual', to_jsonb(l) ->> 'prattrs') is not null) n
+  join pg_publication_tables t on t.pubname = n.pubname
+  join shard s on s.nspname = t.schemaname
+  join relation r on r.id = s.id and r.relname = t.tablename),
 -- What others may be granted of the generator and of the engine that draws with it: the same in nearly all shards.
 engine_of as (
   select s.id, 'sequence' as kind, c.relname::text as name, c.relowner as owner, c.relacl as acl, 's'::"char" as acl_type
@@ -169,6 +180,8 @@ object as materialized (
   union all
   select r.id, 'index', format('%s.%s', r.relname, x.relname), 'pg_class'::regclass, x.oid, 0, null, null, null,
          concat_ws(' ', pg_get_indexdef(x.oid),
+                   (select 'statistics ' || string_agg(format('%s of %s', a.attstattarget, a.attnum), ', ' order by a.attnum)
+                    from pg_attribute a where a.attrelid = x.oid and a.attstattarget >= 0),
                    case when i.indisclustered then '(clustered)' end,
                    case when not (i.indisvalid and i.indisready and i.indislive) then '(invalid)' end)
   from relation r
@@ -208,10 +221,12 @@ object as materialized (
   join pg_policy p on p.polrelid = r.oid
   union all
   select r.id, 'publication', r.relname, 'pg_publication_rel'::regclass, 0, 0, null, null, null,
-         string_agg(p.pubname, ', ' order by p.pubname)
+         string_agg(concat_ws(' ', p.pubname, case when to_jsonb(l) ->> 'prattrs' is not null then v.some ->> 'attnames' end,
+                              'where ' || (v.some ->> 'rowfilter')), ', ' order by p.pubname)
   from relation r
   join pg_publication_rel l on l.prrelid = r.oid
   join pg_publication p on p.oid = l.prpubid and not starts_with(p.pubname, 'shardids_')
+  left join published v on v.pubname = p.pubname and v.relation = r.oid
   group by r.id, r.relname
   union all
   select r.id, 'owned sequence', r.relname, 'pg_class'::regclass, 0, 0, null, null, null,
@@ -245,7 +260,7 @@ object as materialized (
   from type t
   union all
   select s.id, 'statistics', x.stxname, 'pg_statistic_ext'::regclass, x.oid, 0, x.stxowner, null, null,
-         pg_get_statisticsobjdef(x.oid)
+         concat_ws(' ', pg_get_statisticsobjdef(x.oid), 'statistics ' || nullif(x.stxstattarget, -1)::text)
   from shard s
   join pg_statistic_ext x on x.stxnamespace = s.namespace
   union all
@@ -257,10 +272,11 @@ object as materialized (
   join pg_default_acl d on d.defaclnamespace = s.namespace
   join role o on o.oid = d.defaclrole
   union all
-  -- Extensions, operators, collations, text search configurations and the like: that they are there.
+  -- Extensions, operators, collations, text search configurations, publications of the schema: that they are there.
   select s.id, i.type, i.identity, d.classid, d.objid, 0, null, null, null, ''
   from shard s
-  join pg_depend d on d.refclassid = 'pg_namespace'::regclass and d.refobjid = s.namespace and d.deptype = 'n'
+  join pg_depend d on d.refclassid = 'pg_namespace'::regclass and d.refobjid = s.namespace
+    and (d.deptype = 'n' or d.classid = to_regclass('pg_publication_namespace'))
     and d.classid not in ('pg_class'::regclass, 'pg_type'::regclass, 'pg_proc'::regclass, 'pg_statistic_ext'::regclass,
                           'pg_default_acl'::regclass)
     and not exists (select from member m where m.classid = d.classid and m.objid = d.objid)

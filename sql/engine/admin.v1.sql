@@ -335,9 +335,11 @@ begin
   if lead_ms <= ahead_ms then
     raise exception using
       errcode = 'SI007',
-      message = format('shard %s is %s ms ahead of the clock, within max_ahead = %s: there is nothing to reset [node "%s"]',
-                       shard, lead_ms, node.max_ahead, node.name),
-      hint = format('To let it issue IDs if it is fenced: shardids shard list %s', shard);
+      message = format('shard %s is %s: there is nothing to reset [node "%s"]', shard,
+                       case when lead_ms < 0 then format('%s ms behind the clock', -lead_ms)
+                            else format('%s ms ahead of the clock, within max_ahead = %s', lead_ms, node.max_ahead) end,
+                       node.name),
+      hint = format('To let it issue IDs if it is fenced: shardids shard activate %s', shard);
   end if;
   if from_ms is null then
     select k.step_ms, (select max(b.before_ms) from shardids.noted_steps() b where b.step_ms > now_ms and b.before_ms < k.step_ms)

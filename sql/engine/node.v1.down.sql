@@ -21,7 +21,8 @@ begin
       hint = 'Move or drop the shards first.';
   end if;
   drop function shardids.return_leases(integer[], uuid), shardids.home_of(text, text);
-  drop table shardids.key_home, shardids.shard, shardids.node, shardids.skipped, shardids.lease, shardids.key_change, shardids.key_return;
+  drop table shardids.key_home, shardids.shard, shardids.node, shardids.skipped, shardids.lease, shardids.key_change, shardids.key_return,
+    shardids.index_aside, shardids.key_arrival;
   drop sequence shardids.step_1, shardids.step_2, shardids.step_3, shardids.step_4,
     shardids.before_1, shardids.before_2, shardids.before_3, shardids.before_4, shardids.step_dropped, shardids.step_latest;
   -- Later functions depend on earlier ones.

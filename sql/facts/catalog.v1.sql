@@ -5,11 +5,11 @@
 with database as (
   select oid from pg_database where datname = current_database()),
 held as (
-  select case l.objsubid when 2 then l.classid::bigint else l.objid::bigint end as lock, l.objid::bigint as key
+  select case l.objsubid when 2 then l.classid::bigint else l.objid::bigint end as lock, l.objid::bigint as key, l.pid
   from pg_locks l
   join database d on d.oid = l.database
   where l.locktype = 'advisory' and l.granted
-    and (l.objsubid = 2 and l.classid in (1936220520, 1936220523, 1936220527)
+    and (l.objsubid = 2 and l.classid in (1936220520, 1936220523, 1936220527, 1936220534)
          or l.objsubid = 1 and l.classid = 0 and l.objid = 1936220531))
 select c.id as cluster,
        c.version,
@@ -38,6 +38,16 @@ select c.id as cluster,
                                         and h.key = ('x' || left(m.epoch::text, 8))::bit(32)::bigint)) order by m.shard), '[]')
         from shardids_catalog.move m where m.ended_at is null) as moves,
        (select coalesce(json_agg(json_build_object(
+                 'key', k.key,
+                 'kind', k.kind,
+                 'source', k.source,
+                 'target', k.target,
+                 'step', k.step,
+                 'is_unsettled', k.is_unsettled,
+                 'is_running', exists (select from held h where h.lock = 1936220520
+                                        and h.key = ('x' || left(k.epoch::text, 8))::bit(32)::bigint)) order by k.id), '[]')
+        from shardids_catalog.key_move k where k.ended_at is null) as key_moves,
+       (select coalesce(json_agg(json_build_object(
                  'shard', l.shard,
                  'node', l.node,
                  'home', l.home,
@@ -48,5 +58,11 @@ select c.id as cluster,
                     when a.is_paused then 'paused' else 'waiting' end
         from shardids_catalog.adoption a where a.ended_at is null) as adoption,
        exists (select from held h where h.lock = 1936220531) as is_migrating,
+       (select coalesce(nullif(a.application_name, ''), 'a rebalance')
+        from held h left join pg_stat_activity a on a.pid = h.pid
+        where h.lock = 1936220534 and h.key = 0 limit 1) as rebalance,
+       (select json_build_object('moved', count(*) filter (where m.outcome = 'moved'),
+                                 'aborted', count(*) filter (where m.outcome = 'aborted'))
+        from shardids_catalog.move m where m.automatic) as automatic_moves,
        exists (select from held h where h.lock = 1936220527 and h.key = 0) as references_change
 from shardids_catalog.cluster c;

@@ -14,6 +14,20 @@ leaf as (
     union
     select w.oid) l
   join pg_class c on c.oid = l.relid and c.relkind <> 'p'),
+-- All that logs changed rows, and a partitioned table, whose own identity is announced to those that take in its changes.
+member as (
+  select l.root, l.oid, l.relreplident from leaf l
+  union all
+  select c.oid, c.oid, c.relreplident from wanted w join pg_class c on c.oid = w.oid and c.relkind = 'p'),
+-- Indexes that replication finds a changed row by, and not the columns that one only includes.
+finding as (
+  select m.oid as relation, i.indisprimary, i.indisreplident,
+         array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) with ordinality k (number, place)
+               join pg_attribute a on a.attrelid = m.oid and a.attnum = k.number
+               order by k.place) as columns
+  from member m
+  join pg_index i on i.indrelid = m.oid and i.indisunique and i.indimmediate and i.indisvalid and i.indpred is null
+    and i.indexprs is null),
 drawn as (
   -- Of an identity: the sequence depends on the column. Of a default: the default depends on the sequence.
   select d.refobjid as relation, d.refobjsubid as number, d.objid as sequence
@@ -53,28 +67,35 @@ select w.name,
        exists (select from leaf l where l.root = w.oid and l.relkind = 'f') as has_foreign_parts,
        exists (select from pg_inherits i join pg_class p on p.oid = i.inhparent
                where i.inhrelid = c.oid or (i.inhparent = c.oid and c.relkind <> 'p')) as is_inherited,
-       pg_has_role(current_user, c.relowner, 'usage') as is_own,
+       pg_has_role(current_user, c.relowner, 'usage')
+         and not exists (select from pg_partition_tree(w.oid) q join pg_class p on p.oid = q.relid
+                         where not pg_has_role(current_user, p.relowner, 'usage')) as is_own,
+       row_security_active(c.oid) as hides_rows,
+       array(select distinct quote_ident(s.subname) from pg_subscription_rel r join pg_subscription s on s.oid = r.srsubid
+             where r.srrelid = w.oid or r.srrelid in (select q.relid from pg_partition_tree(w.oid) q) order by 1) as subscriptions,
        -- All that store rows, and those between them and the root: each needs a trigger.
        array(select q.relid::regclass::text from pg_partition_tree(w.oid) q
              union select w.oid::regclass::text order by 1) as parts,
-       -- The columns that every part logs of a row that is updated or deleted; null: all.
-       (select case when bool_and(l.relreplident = 'f') then null
-                    else array(
-                      select a.attname::text from pg_attribute a
-                      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-                        and not exists (
-                          select from leaf m
-                          where m.root = w.oid and m.relreplident <> 'f'
-                            and not exists (
-                              select from pg_index i join pg_attribute b on b.attrelid = m.oid and b.attnum = any (i.indkey)
-                              where i.indrelid = m.oid and b.attname = a.attname
-                                and case m.relreplident when 'd' then i.indisprimary else i.indisreplident end)))
-               end
-        from leaf l where l.root = w.oid) as identity,
+       array(select q.relid::bigint from pg_partition_tree(w.oid) q union select w.oid::bigint order by 1) as oids,
+       -- A column's row in the catalogs is another once its values were computed anew; a partition's file is once it was
+       -- truncated or written anew, its row of pg_inherits once it was detached and attached again.
+       md5(concat_ws(' ',
+         (select string_agg(a.xmin::text, ',' order by a.attnum)
+          from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+         (select string_agg(format('%s/%s/%s', q.relid::oid, p.relfilenode, h.xmin), ',' order by q.relid)
+          from pg_partition_tree(w.oid) q
+          join pg_class p on p.oid = q.relid
+          join pg_inherits h on h.inhrelid = q.relid
+          where q.level > 0))) as storage_version,
+       -- Without a key of the whole table, rows of two partitions may be the same in the columns that both log.
+       case when c.relkind = 'p' and logged.columns is not null
+                 and not exists (select from finding f where f.relation = c.oid and f.columns <@ logged.columns)
+            then '{}' else logged.columns end as identity,
+       (select quote_ident(x.relname) from pg_index i join pg_class x on x.oid = i.indexrelid
+        where i.indrelid = c.oid and i.indisreplident) as identity_index,
        exists (select from leaf l where l.root = w.oid and l.relreplident = 'f') as has_full_identity,
-       exists (select from leaf l where l.root = w.oid and l.reltoastrelid <> 0) as has_toast,
-       array(select a.attname::text from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
-             where i.indrelid = c.oid and i.indisprimary order by array_position(i.indkey::int2[], a.attnum)) as primary_key,
+       coalesce((select f.columns from finding f where f.relation = c.oid and f.indisprimary), '{}') as primary_key,
+       exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary and not i.indimmediate) as has_deferrable_key,
        c.relrowsecurity as has_row_security,
        obj_description(c.oid, 'pg_class') as comment,
        coalesce(c.reloptions, '{}') as options,
@@ -150,4 +171,19 @@ from wanted w
 cross join (select current_setting('shardids.is_whole')::boolean) whole (is_so)
 join pg_class c on c.oid = w.oid
 join pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+  -- The columns that the table and every part log of a row that is updated or deleted; null: all.
+  select case when bool_and(m.relreplident = 'f') then null
+              else array(
+                select a.attname::text from pg_attribute a
+                where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                  and not exists (
+                    select from member o
+                    where o.root = w.oid and o.relreplident <> 'f'
+                      and not exists (
+                        select from finding f
+                        where f.relation = o.oid and a.attname = any (f.columns)
+                          and case o.relreplident when 'd' then f.indisprimary else f.indisreplident end)))
+         end as columns
+  from member m where m.root = w.oid) logged
 order by w.name;

@@ -79,8 +79,10 @@ code (role, classid, objid) as (
   join pg_class c on c.oid = g.tgrelid
   cross join lateral aclexplode(c.relacl) a
   where a.privilege_type = 'TRIGGER'
-    and (g.tgqual is not null
-         or not g.tgisinternal and not exists (select from engine e where e.oid = p.pronamespace)))
+    and case when exists (select from engine e where e.oid = p.pronamespace)
+             -- Who may not execute the function has not made the trigger.
+             then g.tgqual is not null and has_function_privilege(a.grantee, p.oid, 'execute')
+             else g.tgqual is not null or not g.tgisinternal end)
 select distinct on (1) case c.role when 0 then 'public' else pg_get_userbyid(c.role)::text end as role,
        pg_describe_object(c.classid, c.objid, 0) as object, session_user as as_role
 from code c

@@ -19,6 +19,7 @@ def upgrade() -> None:
         "catalog/references.v1.sql",
         "catalog/recorded.v1.sql",
         "catalog/key_moves.v1.sql",
+        "catalog/pins.v1.sql",
         "views/query_node.v1.sql",
         "catalog/routes.v1.sql",
         "catalog/engine.v1.sql",

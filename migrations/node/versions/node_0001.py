@@ -29,6 +29,7 @@ def upgrade() -> None:
         "reference/reference.v1.sql",
         "lookups/node.v1.sql",
         "tenants/leaving.v1.sql",
+        "tenants/arrivals.v1.sql",
     )
 
 

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 73847667687424
+    START WITH 74101070757888
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 73903502262273
+    START WITH 74156905332737
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -1413,6 +1413,7 @@ declare
   begun integer;
   own integer;
   newest bigint;
+  oldest bigint;
   drawn_lane integer;
   held record;
   number bigint;
@@ -1441,16 +1442,20 @@ begin
       end if;
     end loop;
   end if;
-  -- Two statements: the row may be locked in a version that the snapshot of the first has not, as after a concurrent draw.
-  select f.ctid, f.next_number into held from {schema}.shardids_counter f
-  where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period and f.era >= newest - 1
-    and (own < lanes / 2 or f.xmin = pg_current_xact_id()::xid)
-  order by f.next_number limit 1 for update skip locked;
+  -- Lanes out of sight, too, before it waits. Two statements: the row may be locked in a version that the snapshot of the
+  -- first has not, as after a concurrent draw.
+  foreach oldest in array array[newest - 1, -1] loop
+    select f.ctid, f.next_number into held from {schema}.shardids_counter f
+    where f.tenant = of_tenant and f.kind = of_kind and f.period = of_period and f.era >= oldest
+      and (own < lanes / 2 or f.xmin = pg_current_xact_id()::xid)
+    order by f.next_number limit 1 for update skip locked;
+    exit when held.ctid is not null;
+  end loop;
   if held.ctid is not null then
     number := held.next_number;
     update {schema}.shardids_counter c
     set next_number = number + next_lane_number.lanes, is_whole = c.is_whole or begun = next_lane_number.lanes,
-        era = greatest(c.era, (number + next_lane_number.lanes) / (8 * next_lane_number.lanes))
+        era = greatest(c.era, newest - 1, (number + next_lane_number.lanes) / (8 * next_lane_number.lanes))
     where c.ctid = held.ctid;
   end if;
   if number is null then
@@ -2512,22 +2517,20 @@ $$;
 
 
 --
--- Name: guard_key(bigint, integer, regclass, integer, text, text, text, boolean, name[], boolean); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: guard_key(bigint, integer, regclass, integer, text, text, text, boolean, name[], boolean, name[], text, text); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) RETURNS void
+CREATE FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean, links name[] DEFAULT NULL::name[], is_whole text DEFAULT NULL::text, takes text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare
   passes constant text := format('shardids.pass_key(%L, %L, %L)', move, target, key);
-  notes constant text := format('shardids.key_note_%s_%s', move, part);
+  notes constant text := format('key_note_%s_%s', move, part);
   operation text;
   condition text;
 begin
-  execute format(
-    'create or replace function %1$s() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as %2$L',
-    notes, format($body$
+  perform shardids.make_note(notes, format($body$
 declare
   was boolean := false;
   is_now boolean := false;
@@ -2541,9 +2544,19 @@ begin
   if was or is_now then
     perform shardids.pass_key(%3$L::bigint, %4$L::integer, %5$L);
   end if;
+  -- The key has left: nobody takes notes over any more, and its rows are removed.
+  if pg_sequence_last_value(shardids.gate_of(%3$L)) is not null then
+    return null;
+  end if;
   if %6$L and tg_op = 'UPDATE' and was <> is_now then
     raise exception using errcode = 'SI008',
       message = format('a row of table %%s can''t change its key while the rows of key %%L are being moved', tg_relid::regclass, %5$L),
+      hint = 'Wait until the move has ended: shardids tenant move --list';
+  end if;
+  if is_now and not coalesce(%12$s, false) then
+    raise exception using errcode = 'SI008',
+      message = format('a row of table %%s can''t have key %%L under another primary key, or another key under its, while the rows of the'
+                       ' key are being moved', tg_relid::regclass, %5$L),
       hint = 'Wait until the move has ended: shardids tenant move --list';
   end if;
   if tg_op <> 'INSERT' then
@@ -2552,14 +2565,16 @@ begin
   if tg_op = 'INSERT' or tg_op = 'UPDATE' and (%9$s) is distinct from (%10$s) then
     insert into shardids.key_change (move, part, key) values (%3$L, %7$L, jsonb_build_object(%11$s));
   end if;
+  if is_now then
+    %13$s
+  end if;
   return null;
 end
 $body$, is_old, is_new, move, target, key, is_fixed, part,
         (select string_agg(format('%L, old.%I', k, k), ', ') from unnest(keys) k),
         (select string_agg(format('old.%I', k), ', ') from unnest(keys) k),
         (select string_agg(format('new.%I', k), ', ') from unnest(keys) k),
-        (select string_agg(format('%L, new.%I', k, k), ', ') from unnest(keys) k)));
-  execute format('revoke execute on function %s() from public', notes);
+        (select string_agg(format('%L, new.%I', k, k), ', ') from unnest(keys) k), coalesce(is_whole, 'true'), coalesce(takes, 'null;')));
   foreach operation in array array['insert', 'update', 'delete'] loop
     condition := case when not direct then ''
                       else format('when (%s) ', case operation when 'insert' then is_new when 'delete' then is_old
@@ -2569,10 +2584,37 @@ $body$, is_old, is_new, move, target, key, is_fixed, part,
                      move, operation, operation, name, condition, passes);
       execute format('alter table %s enable always trigger shardids_key_%s_%s', name, move, operation);
     end if;
-    execute format('create or replace trigger shardids_key_%s_%s_note after %s on %s for each row %sexecute function %s()',
+    execute format('create or replace trigger shardids_key_%s_%s_note after %s on %s for each row %sexecute function shardids.%I()',
                    move, operation, operation, name, condition, notes);
     execute format('alter table %s enable always trigger shardids_key_%s_%s_note', name, move, operation);
   end loop;
+  if links is not null then
+    -- Another session may commit the row that gives this one its key after the statement: at COMMIT it is known.
+    perform shardids.make_note(notes || '_late', format($body$
+declare
+  was boolean := false;
+  is_now boolean := coalesce(%2$s, false);
+begin
+  if is_now then
+    perform shardids.pass_key(%3$L::bigint, %4$L::integer, %5$L);
+  end if;
+  if %6$L and tg_op = 'UPDATE' then
+    was := coalesce(%1$s, false);
+    if was <> is_now then
+      raise exception using errcode = 'SI008',
+        message = format('a row of table %%s can''t change its key while the rows of key %%L are being moved', tg_relid::regclass, %5$L),
+        hint = 'Wait until the move has ended: shardids tenant move --list';
+    end if;
+  end if;
+  return null;
+end
+$body$, is_old, is_new, move, target, key, is_fixed));
+    perform shardids.make_late_trigger(
+      format('shardids_key_%s_insert_late', move), 'insert', name, null, notes || '_late');
+    perform shardids.make_late_trigger(
+      format('shardids_key_%s_update_late', move), 'update', name,
+      (select string_agg(format('old.%1$I is distinct from new.%1$I', l), ' or ') from unnest(links) l), notes || '_late');
+  end if;
   execute format('create or replace trigger shardids_key_%s_whole before truncate on %s for each statement execute function shardids.keep_whole(%L)',
                  move, name, key);
   execute format('alter table %s enable always trigger shardids_key_%s_whole', name, move);
@@ -2581,10 +2623,52 @@ $_$;
 
 
 --
--- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean, links name[], is_whole text, takes text); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) IS 'Lets writers of a key pass its barrier on a table, and notes the rows that they change';
+COMMENT ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean, links name[], is_whole text, takes text) IS 'Lets writers of a key pass its barrier on a table, and notes the rows that they change';
+
+
+--
+-- Name: guard_key_reference(bigint, integer, regclass, text, text, text, name[], boolean, boolean); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.guard_key_reference(move bigint, number integer, name regclass, key text, is_own text, refers text, columns name[], direct boolean, late boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  trigger constant text := format('shardids_key_%s_ref_%s', move, number);
+  note constant text := format('key_note_%s_ref_%s', move, number);
+  condition constant text := (select string_agg(format('new.%I is not null', c), ' and ') from unnest(columns) c)
+                             || case when direct then format(' and (%s) is not true', is_own) else '' end;
+begin
+  perform shardids.make_note(note, format($body$
+begin
+  if coalesce(%1$s, false) and not coalesce(%2$s, false) then
+    raise exception using errcode = 'SI008',
+      message = format('a row of table %%s can''t refer to rows of key %%L, which are being moved to another shard', tg_relid::regclass, %3$L),
+      hint = 'Rows of one key may refer to rows of that key only. How far the move is: shardids tenant move --list';
+  end if;
+  return null;
+end
+$body$, refers, is_own, key));
+  if late then
+    perform shardids.make_late_trigger(trigger, 'insert or update', name, condition, note);
+  else
+    execute format('create or replace trigger %I after insert or update on %s for each row when (%s) execute function shardids.%I()',
+                   trigger, name, condition, note);
+    execute format('alter table %s enable always trigger %I', name, trigger);
+  end if;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION guard_key_reference(move bigint, number integer, name regclass, key text, is_own text, refers text, columns name[], direct boolean, late boolean); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.guard_key_reference(move bigint, number integer, name regclass, key text, is_own text, refers text, columns name[], direct boolean, late boolean) IS 'Refuses rows of others that refer to rows of a key that is on its way';
 
 
 --
@@ -2696,26 +2780,24 @@ COMMENT ON FUNCTION shardids.guard_reference_table(name regclass, writer text, i
 
 
 --
--- Name: guarded(integer[]); Type: FUNCTION; Schema: shardids; Owner: -
+-- Name: guarded(); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
-CREATE FUNCTION shardids.guarded(shards integer[]) RETURNS SETOF regclass
+CREATE FUNCTION shardids.guarded() RETURNS SETOF regclass
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
  SELECT (t.tgrelid)::regclass AS tgrelid
     FROM pg_trigger t
-   WHERE ((t.tgname = ANY (ARRAY['shardids_back'::name, 'shardids_back_full'::name])) AND (t.tgrelid IN ( SELECT name.name
-            FROM unnest(guarded.shards) shard(shard),
-             LATERAL unnest(shardids.tables_of(shard.shard)) name(name))));
+   WHERE ((t.tgname = ANY (ARRAY['shardids_back'::name, 'shardids_back_full'::name])) AND (t.tgfoid = (to_regprocedure('shardids.refuse_with()'::text))::oid));
 END;
 
 
 --
--- Name: FUNCTION guarded(shards integer[]); Type: COMMENT; Schema: shardids; Owner: -
+-- Name: FUNCTION guarded(); Type: COMMENT; Schema: shardids; Owner: -
 --
 
-COMMENT ON FUNCTION shardids.guarded(shards integer[]) IS 'The tables of these shards that guard_part has changed';
+COMMENT ON FUNCTION shardids.guarded() IS 'The tables that guard_part has changed';
 
 
 SET default_tablespace = '';
@@ -2993,7 +3075,7 @@ begin
   where a.attrelid = tg_relid and before -> a.attname::text is distinct from after -> a.attname::text
     and exists (select from pg_index i
                 where i.indrelid = tg_relid and i.indisunique and i.indimmediate and i.indpred is null and i.indexprs is null
-                  and a.attnum = any (i.indkey));
+                  and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]));
   if changed is not null then
     raise exception using
       errcode = 'SI013',
@@ -3140,6 +3222,89 @@ $$;
 --
 
 COMMENT ON FUNCTION shardids.make_gate(move bigint) IS 'Creates the gate of a key, open';
+
+
+--
+-- Name: make_index(regclass, name); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.make_index(part regclass, name name) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  one shardids.index_aside;
+begin
+  delete from shardids.index_aside a where a.part = make_index.part and a.name = make_index.name returning * into one;
+  if not found then
+    return;
+  end if;
+  execute one.definition;
+  if one.comment is not null then
+    execute format('comment on index %s.%I is %L',
+                   (select c.relnamespace::regnamespace from pg_class c where c.oid = part), name, one.comment);
+  end if;
+end
+$$;
+
+
+--
+-- Name: FUNCTION make_index(part regclass, name name); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.make_index(part regclass, name name) IS 'Makes an index again that set_indexes_aside has dropped';
+
+
+--
+-- Name: make_late_trigger(text, text, regclass, text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.make_late_trigger(trigger text, operation text, name regclass, condition text, note text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if not exists (select from pg_trigger t where t.tgrelid = name and t.tgname = trigger) then
+    execute format(
+      'create constraint trigger %I after %s on %s deferrable initially deferred for each row %s execute function shardids.%I()',
+      trigger, operation, name, case when condition is null then '' else format('when (%s)', condition) end, note);
+  end if;
+  execute format('alter table %s enable always trigger %I', name, trigger);
+end
+$$;
+
+
+--
+-- Name: FUNCTION make_late_trigger(trigger text, operation text, name regclass, condition text, note text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.make_late_trigger(trigger text, operation text, name regclass, condition text, note text) IS 'Creates a trigger of a key''s move that runs at COMMIT';
+
+
+--
+-- Name: make_note(text, text); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.make_note(name text, body text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+begin
+  execute format(
+    'create or replace function shardids.%1$I() returns trigger language plpgsql security definer'
+    ' set search_path = pg_catalog, pg_temp set row_security = off as %2$L', name, body);
+  execute format('alter function shardids.%I() owner to %I', name,
+                 (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'shardids'));
+  execute format('revoke execute on function shardids.%I() from public', name);
+end
+$_$;
+
+
+--
+-- Name: FUNCTION make_note(name text, body text); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.make_note(name text, body text) IS 'Creates a function for triggers of a key''s move, which the engine''s owner owns';
 
 
 --
@@ -3554,9 +3719,11 @@ begin
   if lead_ms <= ahead_ms then
     raise exception using
       errcode = 'SI007',
-      message = format('shard %s is %s ms ahead of the clock, within max_ahead = %s: there is nothing to reset [node "%s"]',
-                       shard, lead_ms, node.max_ahead, node.name),
-      hint = format('To let it issue IDs if it is fenced: shardids shard list %s', shard);
+      message = format('shard %s is %s: there is nothing to reset [node "%s"]', shard,
+                       case when lead_ms < 0 then format('%s ms behind the clock', -lead_ms)
+                            else format('%s ms ahead of the clock, within max_ahead = %s', lead_ms, node.max_ahead) end,
+                       node.name),
+      hint = format('To let it issue IDs if it is fenced: shardids shard activate %s', shard);
   end if;
   if from_ms is null then
     select k.step_ms, (select max(b.before_ms) from shardids.noted_steps() b where b.step_ms > now_ms and b.before_ms < k.step_ms)
@@ -3658,7 +3825,8 @@ CREATE FUNCTION shardids.reference_columns(names name[]) RETURNS TABLE(name name
   select t.name,
          string_agg(concat(quote_ident(a.attname), ' ', format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
                            case when a.attgenerated <> '' then ' generated' end,
-                           case when exists (select from pg_index i where i.indrelid = a.attrelid and i.indisprimary and a.attnum = any (i.indkey))
+                           case when exists (select from pg_index i where i.indrelid = a.attrelid and i.indisprimary
+                               and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
                              then ' primary key' end), ', ' order by a.attname) filter (where a.attnum is not null)
   from unnest(names) t (name)
   left join pg_attribute a on a.attrelid = to_regclass(format('shardids_ref.%I', t.name)) and a.attnum > 0 and not a.attisdropped
@@ -4494,6 +4662,41 @@ COMMENT ON FUNCTION shardids.set_counter_zone(shard integer, tenant text, zone t
 
 
 --
+-- Name: set_indexes_aside(regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.set_indexes_aside(part regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  one record;
+begin
+  for one in
+    select i.indexrelid::regclass as index, c.relname, pg_get_indexdef(c.oid) as definition,
+           obj_description(c.oid, 'pg_class') as comment
+    from pg_index i
+    join pg_class c on c.oid = i.indexrelid and c.reltablespace = 0
+    where i.indrelid = part and i.indisvalid
+      and not (i.indisunique or i.indisexclusion or i.indisclustered or i.indisreplident)
+      and not exists (select from pg_attribute a where a.attrelid = c.oid and a.attstattarget >= 0)
+      and not exists (select from pg_depend d where d.objid = c.oid and d.deptype in ('x', 'e'))
+  loop
+    insert into shardids.index_aside (part, name, definition, comment) values (part, one.relname, one.definition, one.comment);
+    execute format('drop index %s', one.index);
+  end loop;
+end
+$$;
+
+
+--
+-- Name: FUNCTION set_indexes_aside(part regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.set_indexes_aside(part regclass) IS 'Drops indexes of a table of a shard while its rows arrive, and records them';
+
+
+--
 -- Name: set_number(integer, text, text, bigint, text, boolean, date, boolean); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -5116,7 +5319,7 @@ declare
 begin
   for trigger in
     select t.tgname from pg_trigger t
-    where t.tgrelid = name and starts_with(t.tgname, format('shardids_key_%s_', move))
+    where t.tgrelid = name and t.tgparentid = 0 and starts_with(t.tgname, format('shardids_key_%s_', move))
       and not (refuses and right(t.tgname, 7) in ('_insert', '_update', '_delete'))
   loop
     execute format('drop trigger %I on %s', trigger, name);
@@ -5546,6 +5749,7 @@ CREATE TABLE shardids_catalog.cluster (
     version bigint DEFAULT 1 NOT NULL,
     homes_version bigint DEFAULT 0 NOT NULL,
     homes_reset bigint DEFAULT 0 NOT NULL,
+    unsettled_version bigint DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT cluster_check CHECK (((shard_count >= 1) AND (shard_count <= (1 << shard_bits)))),
     CONSTRAINT cluster_engine_check CHECK ((engine = ANY (ARRAY['postgresql'::text, 'citus'::text]))),
@@ -5594,6 +5798,13 @@ COMMENT ON COLUMN shardids_catalog.cluster.homes_version IS 'The version of the 
 --
 
 COMMENT ON COLUMN shardids_catalog.cluster.homes_reset IS 'The version at which the directory was last emptied by TRUNCATE: who has an older one reads it anew';
+
+
+--
+-- Name: COLUMN cluster.unsettled_version; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.cluster.unsettled_version IS 'The version at which rows of a key last began to be in two shards, or ended to; 0: they never did';
 
 
 --
@@ -5714,6 +5925,32 @@ COMMENT ON FUNCTION shardids_catalog.stamp_home() IS 'Gives an entry of the dire
 
 
 --
+-- Name: unsettled_changed(); Type: FUNCTION; Schema: shardids_catalog; Owner: -
+--
+
+CREATE FUNCTION shardids_catalog.unsettled_changed() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  new_version bigint;
+begin
+  update shardids_catalog.cluster c set version = c.version + 1, unsettled_version = c.version + 1
+  returning c.version into new_version;
+  perform pg_notify('shardids_placement', new_version::text);
+  return null;
+end
+$$;
+
+
+--
+-- Name: FUNCTION unsettled_changed(); Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON FUNCTION shardids_catalog.unsettled_changed() IS 'Counts the versions up and notifies channel shardids_placement';
+
+
+--
 -- Name: wait_for_grants(interval); Type: FUNCTION; Schema: shardids_catalog; Owner: -
 --
 
@@ -5826,6 +6063,49 @@ CREATE SEQUENCE shardids.before_4
     NO MINVALUE
     NO MAXVALUE
     CACHE 1;
+
+
+--
+-- Name: index_aside; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.index_aside (
+    part regclass NOT NULL,
+    name name NOT NULL,
+    definition text NOT NULL,
+    comment text
+);
+
+
+--
+-- Name: TABLE index_aside; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.index_aside IS 'Indexes that set_indexes_aside has dropped, until make_index makes them again';
+
+
+--
+-- Name: key_arrival; Type: TABLE; Schema: shardids; Owner: -
+--
+
+CREATE TABLE shardids.key_arrival (
+    move bigint NOT NULL,
+    at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+
+--
+-- Name: TABLE key_arrival; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON TABLE shardids.key_arrival IS 'Moves of keys whose rows have arrived, written in the transaction of the rows: without it a standby took over that lacks them';
+
+
+--
+-- Name: COLUMN key_arrival.move; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.key_arrival.move IS 'The number of the move in shardids_catalog.key_move; gone when the move has ended';
 
 
 --
@@ -6272,7 +6552,7 @@ COMMENT ON COLUMN shardids_catalog.adoption.keeps_back IS 'Whether changes of th
 -- Name: COLUMN adoption.compared; Type: COMMENT; Schema: shardids_catalog; Owner: -
 --
 
-COMMENT ON COLUMN shardids_catalog.adoption.compared IS 'Tables that a comparison which is not over has found to be the same, each with the timelines of the servers';
+COMMENT ON COLUMN shardids_catalog.adoption.compared IS 'Tables that were last found to be the same, each with the version of its storage at the source and the timelines of the servers';
 
 
 --
@@ -6411,6 +6691,31 @@ ALTER TABLE shardids_catalog.key_move ALTER COLUMN id ADD GENERATED ALWAYS AS ID
 
 
 --
+-- Name: key_pin; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.key_pin (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    since timestamp with time zone DEFAULT now() NOT NULL
+);
+
+
+--
+-- Name: TABLE key_pin; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.key_pin IS 'Keys whose shard, as the directory or the hash names it, no move takes away from its node';
+
+
+--
+-- Name: COLUMN key_pin.kind; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.key_pin.kind IS 'As in shardids_catalog.key_home';
+
+
+--
 -- Name: lookup; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -6461,6 +6766,8 @@ CREATE TABLE shardids_catalog.move (
     source text NOT NULL,
     target text NOT NULL,
     offline boolean NOT NULL,
+    automatic boolean DEFAULT false NOT NULL,
+    size_bytes bigint,
     step text NOT NULL,
     epoch uuid DEFAULT gen_random_uuid() NOT NULL,
     schema text,
@@ -6479,6 +6786,20 @@ CREATE TABLE shardids_catalog.move (
 --
 
 COMMENT ON TABLE shardids_catalog.move IS 'Moves of shards between nodes';
+
+
+--
+-- Name: COLUMN move.automatic; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.automatic IS 'Whether rebalance --watch began it';
+
+
+--
+-- Name: COLUMN move.size_bytes; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.move.size_bytes IS 'The size of the shard''s tables and indexes when the move began; null: not known';
 
 
 --
@@ -7070,6 +7391,31 @@ COMMENT ON VIEW shardids_catalog.route IS 'The schema and the node of each shard
 
 
 --
+-- Name: shard_pin; Type: TABLE; Schema: shardids_catalog; Owner: -
+--
+
+CREATE TABLE shardids_catalog.shard_pin (
+    shard integer NOT NULL,
+    node text,
+    since timestamp with time zone DEFAULT now() NOT NULL
+);
+
+
+--
+-- Name: TABLE shard_pin; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON TABLE shardids_catalog.shard_pin IS 'Shards that no move takes away from their node';
+
+
+--
+-- Name: COLUMN shard_pin.node; Type: COMMENT; Schema: shardids_catalog; Owner: -
+--
+
+COMMENT ON COLUMN shardids_catalog.shard_pin.node IS 'The only node that the shard may be moved to; null, also once that node was removed: it stays where it is';
+
+
+--
 -- Name: shardids_version; Type: TABLE; Schema: shardids_catalog; Owner: -
 --
 
@@ -7109,9 +7455,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385084967949959170);
-INSERT INTO shard_0000.kept VALUES (385084967949959171);
-INSERT INTO shard_0000.kept VALUES (385084967949959172);
+INSERT INTO shard_0000.kept VALUES (385240475998617602);
+INSERT INTO shard_0000.kept VALUES (385240475998617603);
+INSERT INTO shard_0000.kept VALUES (385240475998617604);
 
 
 --
@@ -7126,6 +7472,18 @@ INSERT INTO shard_0000.shardids_version VALUES ('shard_0001');
 --
 
 INSERT INTO shard_0001.shardids_version VALUES ('shard_0001');
+
+
+--
+-- Data for Name: index_aside; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_arrival; Type: TABLE DATA; Schema: shardids; Owner: -
+--
+
 
 
 --
@@ -7163,8 +7521,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713239898278941624/5/16933', 1, 2709785989072551936, '757', '2026-11-28 15:10:10.849049+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713239898278941624/5/16933', 1, 2709785989072551936, '758', '2026-11-28 15:10:10.867292+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713399126109026473/5/16969', 1, 4147793266575671296, '757', '2026-11-29 01:28:06.716184+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713399126109026473/5/16969', 1, 4147793266575671296, '758', '2026-11-29 01:28:06.793902+00', NULL);
 
 
 --
@@ -7190,7 +7548,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, '2026-11-28 15:10:10.633092+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 01:28:05.525299+00');
 
 
 --
@@ -7207,6 +7565,12 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 
 --
 -- Data for Name: key_move; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
+-- Data for Name: key_pin; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
 
@@ -7245,7 +7609,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-28 15:10:10.873461+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 01:28:06.830001+00', NULL);
 
 
 --
@@ -7323,6 +7687,12 @@ INSERT INTO shardids_catalog.placement VALUES (1, 'a', 'active');
 
 
 --
+-- Data for Name: shard_pin; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
+--
+
+
+
+--
 -- Data for Name: shardids_version; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
@@ -7346,7 +7716,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2709786080883962828, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 4147793358424158196, true);
 
 
 --
@@ -7360,7 +7730,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2709786080883962800, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 4147793358424158071, true);
 
 
 --
@@ -7402,7 +7772,7 @@ SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91811410844, true);
+SELECT pg_catalog.setval('shardids.step_1', 91848486692, true);
 
 
 --
@@ -7437,7 +7807,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91811410864, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91848486775, true);
 
 
 --
@@ -7483,6 +7853,22 @@ ALTER TABLE ONLY shard_0000.shardids_version
 
 ALTER TABLE ONLY shard_0001.shardids_version
     ADD CONSTRAINT shardids_version_pkc PRIMARY KEY (version_num);
+
+
+--
+-- Name: index_aside index_aside_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.index_aside
+    ADD CONSTRAINT index_aside_pkey PRIMARY KEY (part, name);
+
+
+--
+-- Name: key_arrival key_arrival_pkey; Type: CONSTRAINT; Schema: shardids; Owner: -
+--
+
+ALTER TABLE ONLY shardids.key_arrival
+    ADD CONSTRAINT key_arrival_pkey PRIMARY KEY (move);
 
 
 --
@@ -7595,6 +7981,14 @@ ALTER TABLE ONLY shardids_catalog.key_home
 
 ALTER TABLE ONLY shardids_catalog.key_move
     ADD CONSTRAINT key_move_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: key_pin key_pin_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.key_pin
+    ADD CONSTRAINT key_pin_pkey PRIMARY KEY (kind, key);
 
 
 --
@@ -7766,6 +8160,14 @@ ALTER TABLE ONLY shardids_catalog.region
 
 
 --
+-- Name: shard_pin shard_pin_pkey; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.shard_pin
+    ADD CONSTRAINT shard_pin_pkey PRIMARY KEY (shard);
+
+
+--
 -- Name: shardids_version shardids_version_pkc; Type: CONSTRAINT; Schema: shardids_catalog; Owner: -
 --
 
@@ -7869,7 +8271,7 @@ CREATE TRIGGER changed AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON shardids_
 -- Name: key_move changed; Type: TRIGGER; Schema: shardids_catalog; Owner: -
 --
 
-CREATE TRIGGER changed AFTER UPDATE OF is_unsettled ON shardids_catalog.key_move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.changed();
+CREATE TRIGGER changed AFTER UPDATE OF is_unsettled ON shardids_catalog.key_move FOR EACH STATEMENT EXECUTE FUNCTION shardids_catalog.unsettled_changed();
 
 
 --
@@ -8126,6 +8528,22 @@ ALTER TABLE ONLY shardids_catalog.reference_writer
 
 ALTER TABLE ONLY shardids_catalog.node
     ADD CONSTRAINT region_of_node FOREIGN KEY (region) REFERENCES shardids_catalog.region(name);
+
+
+--
+-- Name: shard_pin shard_pin_node; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.shard_pin
+    ADD CONSTRAINT shard_pin_node FOREIGN KEY (node) REFERENCES shardids_catalog.node(name) ON UPDATE CASCADE ON DELETE SET NULL;
+
+
+--
+-- Name: shard_pin shard_pin_shard; Type: FK CONSTRAINT; Schema: shardids_catalog; Owner: -
+--
+
+ALTER TABLE ONLY shardids_catalog.shard_pin
+    ADD CONSTRAINT shard_pin_shard FOREIGN KEY (shard) REFERENCES shardids_catalog.placement(shard);
 
 
 --
@@ -8480,10 +8898,17 @@ REVOKE ALL ON FUNCTION shardids.granted_functions(shard integer) FROM PUBLIC;
 
 
 --
--- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean, links name[], is_whole text, takes text); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.guard_key(move bigint, part integer, name regclass, target integer, key text, is_old text, is_new text, direct boolean, keys name[], is_fixed boolean, links name[], is_whole text, takes text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION guard_key_reference(move bigint, number integer, name regclass, key text, is_own text, refers text, columns name[], direct boolean, late boolean); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.guard_key_reference(move bigint, number integer, name regclass, key text, is_own text, refers text, columns name[], direct boolean, late boolean) FROM PUBLIC;
 
 
 --
@@ -8508,10 +8933,10 @@ REVOKE ALL ON FUNCTION shardids.guard_reference_table(name regclass, writer text
 
 
 --
--- Name: FUNCTION guarded(shards integer[]); Type: ACL; Schema: shardids; Owner: -
+-- Name: FUNCTION guarded(); Type: ACL; Schema: shardids; Owner: -
 --
 
-REVOKE ALL ON FUNCTION shardids.guarded(shards integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION shardids.guarded() FROM PUBLIC;
 
 
 --
@@ -8610,6 +9035,27 @@ REVOKE ALL ON FUNCTION shardids.log_offset(id_offset regclass, base bigint, offs
 --
 
 REVOKE ALL ON FUNCTION shardids.make_gate(move bigint) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION make_index(part regclass, name name); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.make_index(part regclass, name name) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION make_late_trigger(trigger text, operation text, name regclass, condition text, note text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.make_late_trigger(trigger text, operation text, name regclass, condition text, note text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION make_note(name text, body text); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.make_note(name text, body text) FROM PUBLIC;
 
 
 --
@@ -8848,6 +9294,13 @@ REVOKE ALL ON FUNCTION shardids.set_copy_aside(shard integer) FROM PUBLIC;
 --
 
 REVOKE ALL ON FUNCTION shardids.set_counter_zone(shard integer, tenant text, zone text) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION set_indexes_aside(part regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.set_indexes_aside(part regclass) FROM PUBLIC;
 
 
 --
