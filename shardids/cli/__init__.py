@@ -73,9 +73,15 @@ COMMANDS = {
         OPERATE,
     ),
     "rebalance": Entry(
-        "shards:rebalance", "Move shards, one after another, until all nodes carry about the same.", OPERATE
+        "rebalance:rebalance",
+        "Move shards, one after another, until all nodes carry about the same.",
+        OPERATE,
     ),
-    "tenant": Entry("tenants:app", "Keys with their rows: where they live, and how large they are.", OPERATE),
+    "tenant": Entry(
+        "tenants:app",
+        "Keys with their rows: show where they live and how large they are, and move one to another shard.",
+        OPERATE,
+    ),
     "upgrade": Entry(
         "clusters:upgrade",
         "Bring shardids' own objects to this version: the catalog, the nodes, then the shards.",

@@ -173,7 +173,7 @@ def move_on_citus(
             "which shards, and where?", hint="For example: shardids shard move 5 --to worker2:5432"
         )
     there = run.catalog
-    numbers = parse_shards(",".join(shards), there.describe().shard_count)
+    numbers = parse_shards(",".join(shards), there.shard_total())
     _carry_out(run, plan_move(there, numbers, Worker.parse(to)), on_busy)
 
 

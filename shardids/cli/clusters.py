@@ -12,7 +12,7 @@ from shardids.cli.migrate import JobsOption, LockTimeoutOption, RetriesOption
 from shardids.cli.printing import err, out, print_rows
 from shardids.cli.tables.query_node import report
 from shardids.ids.layout import Layout
-from shardids.pg.notation import parse_duration_ms, parse_shards, shown_shards
+from shardids.pg.notation import counted, parse_duration_ms, parse_shards, shown_shards
 
 _FEW_YEARS = 10
 """``init`` warns of a layout that ends in fewer years."""
@@ -49,7 +49,7 @@ def init(
             markup=True,
         )
     done = "Would make" if run.dry else "Made"
-    out.print(f"{done} cluster {description.cluster}: {shards} shards, layout {chosen}")
+    out.print(f"{done} cluster {description.cluster}: {counted(shards, 'shard')}, layout {chosen}")
     years = chosen.years_left(datetime.now(UTC))
     out.print(f"  time     until {chosen.last_time:%Y-%m-%d}, {years:.1f} years left")
     each = chosen.ids_per_second
@@ -89,9 +89,9 @@ def grant(
         return
     numbers = None
     if shards not in (None, "all"):
-        numbers = parse_shards(str(shards), run.catalog.describe().shard_count)
+        numbers = parse_shards(str(shards), run.catalog.shard_total())
     count = provision.grant(run.catalog, role, numbers, dry_run=run.dry)
-    out.print(f'{"Would grant" if run.dry else "Granted"} use of {count} shards to "{role}"')
+    out.print(f'{"Would grant" if run.dry else "Granted"} use of {counted(count, "shard")} to "{role}"')
 
 
 @takes("catalog", "dry-run")
@@ -121,7 +121,7 @@ def upgrade(
             if not target.is_current
         ]
         if waiting:
-            out.print(f"Would upgrade {len(waiting)} shards: {shown_shards(waiting)}")
+            out.print(f"Would upgrade {counted(len(waiting), 'shard')}: {shown_shards(waiting)}")
         else:
             print_rows(rows, empty="The catalog, the nodes and the shards are up to date")
         return
@@ -143,7 +143,7 @@ def upgrade(
             err.print(f"shard {outcome.shard}: {outcome.error}")
     changed = done.shards.of("done")
     if changed:
-        out.print(f"Upgraded {len(changed)} shards: {shown_shards(one.shard for one in changed)}")
+        out.print(f"Upgraded {counted(len(changed), 'shard')}: {shown_shards(one.shard for one in changed)}")
     if not done.shards.succeeded or done.shards.interrupted:
         err.print("To continue, run it again: shardids upgrade")
         raise typer.Exit(1)

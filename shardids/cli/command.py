@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from shardids.cli.printing import print_error, print_json, print_rows
+from shardids.cli.printing import err, print_error, print_json, print_rows
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.ids import PRESETS
 
@@ -50,7 +51,7 @@ _COMMON: dict[str, tuple[str, Any, Any]] = {
             typer.Option(
                 "--yes",
                 "-y",
-                help="Do not ask first. Without a terminal nothing is destroyed unless it is given.",
+                help="Do not ask first. Without a terminal nothing is changed unless it is given.",
             ),
         ],
         False,
@@ -76,6 +77,15 @@ OnBusyOption = Annotated[
     typer.Option(
         "--on-busy",
         help="A shard that another command is changing: wait until it has ended, or leave the shard out.",
+    ),
+]
+NewTablesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--migrations",
+        envvar="SHARDIDS_MIGRATIONS",
+        metavar="DIR",
+        help="The application's migrations: new shards get its tables, at the other shards' revision.",
     ),
 ]
 TrustOption = Annotated[
@@ -201,7 +211,7 @@ def takes(*options: Common) -> Callable[[Callable[..., None]], Callable[..., Non
         ]
         called.__name__, called.__doc__, called.__module__ = (
             command.__name__,
-            command.__doc__,
+            _flowed(command.__doc__ or ""),
             command.__module__,
         )
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # PEP 362
@@ -209,6 +219,11 @@ def takes(*options: Common) -> Callable[[Callable[..., None]], Callable[..., Non
         return called
 
     return decorate
+
+
+def _flowed(text: str) -> str:
+    """Return a docstring with each paragraph as one line, which terminals wrap."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _words(context: Any) -> str:
@@ -286,13 +301,18 @@ class LazyGroup(TyperGroup):
 class ErrorsAsMessages(TyperGroup):
     """A group that prints errors as a message and a hint.
 
-    It exits 2 for a wrong argument, 1 for any other error, 130 after Ctrl-C.
+    It exits 2 for a wrong argument, 1 for any other error, 130 after Ctrl-C. Work that can be resumed then
+    says how.
     """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            for note in getattr(interrupt, "__notes__", ()):
+                err.print(note)
+            raise
         except ShardidsError as error:
             print_error(error.message, error.hint)
             raise typer.Exit(2 if isinstance(error, BadArgument) else 1) from None

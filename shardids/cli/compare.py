@@ -15,6 +15,7 @@ import typer
 from shardids.cli.command import Run, refuse, takes
 from shardids.cli.printing import err, out, print_json
 from shardids.errors import BadArgument, ClusterConflict
+from shardids.pg.notation import counted
 
 if TYPE_CHECKING:
     from shardids.compare.multimaster import OffsetFinding, OffsetStep
@@ -29,7 +30,8 @@ def compare(
         bool, typer.Option("--quick", help="A minute instead of ten; the figures are rough.")
     ] = False,
     schemes: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Only these; --list names them. [default: all]")
+        str | None,
+        typer.Option(metavar="NAME,...", help="Only these; --list names them.", show_default="all"),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a report with charts.")
@@ -120,12 +122,11 @@ SchemasOption = Annotated[
     typer.Option("--schema", metavar="NAME", help="PostgreSQL: only tables of this schema; repeatable."),
 ]
 HeadroomOption = Annotated[
-    int | None,
-    typer.Option(
-        help="PostgreSQL: values that masters may still draw between the plan and their switch.",
-        show_default="10000",
-    ),
+    int,
+    typer.Option(help="PostgreSQL: values that masters may still draw between the plan and their switch."),
 ]
+_HEADROOM = 10_000
+"""The HEADROOM of the plan, which a help text does not load."""
 
 
 def _list_schemes(run: Run) -> None:
@@ -175,26 +176,25 @@ def multimaster(
         ),
     ] = False,
     schemas: SchemasOption = None,
-    headroom: HeadroomOption = None,
+    headroom: HeadroomOption = _HEADROOM,
 ) -> None:
     """Give every master of a group its own auto-increment offset: k masters, each counting by k.
 
     They are servers of PostgreSQL or MariaDB. PostgreSQL masters keep writing meanwhile. A single master
     counts by 1 again. Idempotent; --dry-run shows the steps and their locks.
     """
-    from shardids.compare.multimaster import HEADROOM
     from shardids.compare.multimaster.fleet import parse_fleet
 
     if verify:
-        refuse("to --verify", new=new, leaving=leaving, headroom=headroom, dry_run=run.dry, yes=run.yes)
-    drawn = HEADROOM if headroom is None else headroom
+        given = headroom != _HEADROOM
+        refuse("to --verify", new=new, leaving=leaving, headroom=given, dry_run=run.dry, yes=run.yes)
     named = [*masters, *(new or ())]
-    fleet = parse_fleet(named, leaving=leaving or (), schemas=schemas or (), headroom=drawn)
+    fleet = parse_fleet(named, leaving=leaving or (), schemas=schemas or (), headroom=headroom)
     if verify:
         _verify(run, fleet)
         return
     if new and len(masters) > 1:
-        present = parse_fleet(masters, schemas=schemas or (), headroom=drawn)
+        present = parse_fleet(masters, schemas=schemas or (), headroom=headroom)
         _refuse_faults(present.verify())
     _carry_out(run, fleet, len(named) + len(leaving or ()))
 
@@ -215,7 +215,7 @@ def _refuse_faults(findings: Sequence[OffsetFinding]) -> None:
     if serious:
         first = serious[0]
         raise ClusterConflict(
-            f"the masters have {len(serious)} faults; the first: {first.column} on"
+            f"the masters have {counted(len(serious), 'fault')}; the first: {first.column} on"
             f' master "{first.master}" {first.detail}',
             hint="See: shardids multimaster --verify. Repair them without --new, then add masters.",
         )
@@ -223,9 +223,9 @@ def _refuse_faults(findings: Sequence[OffsetFinding]) -> None:
 
 def _carry_out(run: Run, fleet: Fleet, named: int) -> None:
     steps = fleet.plan()
-    if steps and (counted := fleet.counted()) > named:
+    if steps and (increment := fleet.counted()) > named:
         run.ask(
-            f"A master counts by {counted}, and {named} {'is' if named == 1 else 'are'} named: if another"
+            f"A master counts by {increment}, and {named} {'is' if named == 1 else 'are'} named: if another"
             " takes writes, name it with --leaving, or keys come twice. Do all others take no writes?"
         )
     if run.dry:
@@ -235,7 +235,9 @@ def _carry_out(run: Run, fleet: Fleet, named: int) -> None:
     if run.as_json:
         print_json([asdict(step) for step in steps])
     else:
-        out.print(f"{f'{len(steps)} steps taken' if steps else 'Nothing to do'}: {_described(fleet)}")
+        out.print(
+            f"{counted(len(steps), 'step') + ' taken' if steps else 'Nothing to do'}: {_described(fleet)}"
+        )
     for finding in fleet.verify():
         err.print(f'{finding.column} on master "{finding.master}": {finding.detail}')
     if any(step.phase == "switch" for step in steps):

@@ -45,7 +45,7 @@ def activate_shards(
     if not shards:
         raise BadArgument("which shards?", hint="For example: shardids shard activate 5")
     there = run.catalog
-    numbers = parse_shards(",".join(shards), there.describe().shard_count)
+    numbers = parse_shards(",".join(shards), there.shard_total())
     found = [mover.activate(there, shard, above_tick=above_tick, url=url, dry_run=True) for shard in numbers]
     if copied := [one.shard for one in found if one.before == "copy"]:
         run.ask(
@@ -70,7 +70,7 @@ def place_shards(
     if not shards:
         raise BadArgument("which shards?", hint="For example: shardids shard place 5 --node b")
     there = run.catalog
-    numbers = parse_shards(",".join(shards), there.describe().shard_count)
+    numbers = parse_shards(",".join(shards), there.shard_total())
     found = [mover.place(there, shard, node, dry_run=True) for shard in numbers]
     if not run.dry:
         found = [mover.place(there, shard, node) for shard in numbers]
@@ -88,7 +88,10 @@ def purge_shards(
     ] = None,
     on_busy: OnBusyOption = "wait",
 ) -> None:
-    """Drop the old copies of these shards."""
+    """Drop the old copies of these shards: those that moves left.
+
+    With --node, "unknown" are schemas there that have a shard's name and are none of the node's shards.
+    """
     from shardids import mover
     from shardids.catalog.leases import OnBusy
     from shardids.tables import views
@@ -96,9 +99,8 @@ def purge_shards(
     there = run.catalog
     if not shards:
         raise BadArgument("which shards?", hint="For example: shardids shard purge 5, or all")
-    known = there.describe()
     numbers = parse_shards(
-        ",".join(shards), known.shard_count if node is None else 1 << known.layout.shard_bits
+        ",".join(shards), there.shard_total() if node is None else 1 << there.describe().layout.shard_bits
     )
     busy = dict[str, None]()
 
@@ -114,5 +116,14 @@ def purge_shards(
         print_warnings(views.follow(there))
         copies = mover.purge(there, numbers, node=node, on_busy=OnBusy(on_busy), on_skip=skip)
     empty = "Nothing was dropped" if busy else "No old copy is left"
-    run.print_rows([asdict(copy) for copy in copies], empty=empty)
+    rows = [
+        {
+            "shard": copy.shard,
+            "node": copy.node,
+            "size_bytes": copy.size_bytes,
+            "schema": "old copy" if copy.is_known else "unknown",
+        }
+        for copy in copies
+    ]
+    run.print_rows(rows, empty=empty)
     print_left(list(busy))

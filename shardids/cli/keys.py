@@ -86,7 +86,7 @@ def function(
     """Let a function that issues IDs of the cluster's layout issue those of a shard from now on.
 
     For databases that use the function published by Instagram, or one like it. Tables, defaults and what
-    calls the function stay as they are; writers wait for 0.1 s at most. No ID is issued again.
+    calls the function stay as they are; writers wait for 50 ms at most in each attempt. No ID comes again.
     --back restores the function's former body once the clock is above the shard's last ID.
     """
     from shardids.adopt.inplace.functions import replace_function, restore_function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from itertools import groupby
@@ -14,6 +15,7 @@ from shardids.cli.command import Run, refuse, takes
 from shardids.cli.ids import bit_picture
 from shardids.cli.printing import bars, err, out, print_json
 from shardids.errors import ShardidsError
+from shardids.pg.notation import counted
 
 if TYPE_CHECKING:
     from shardids.testing.demo import Demo, ShardRows
@@ -47,12 +49,14 @@ def up(
     from shardids.testing import devcluster
 
     if run.dry:
+        count = devcluster.checked_count(folder, nodes, shards, port=port)
         there = devcluster.servers_in(folder)
         for name, server in there.items():
             out.print(f'Node "{name}" {"runs" if server.is_running else "would be started"}')
         if not there:
-            counts = (nodes or devcluster.NODES, shards or devcluster.SHARDS)
-            out.print(f"Would make {counts[0]} servers with {counts[1]} shards in {folder}")
+            wanted = devcluster.SHARDS if shards is None else shards
+            made = f"{counted(count, 'server')} with {counted(wanted, 'shard')}"
+            out.print(f"Would make {made} in {folder}")
         return
     with bars("{task.description}", "bar", "count") as progress:
         task = progress.add_task("starting servers", total=None)
@@ -81,7 +85,8 @@ def status(run: Run, folder: FolderOption = _FOLDER) -> None:
         {"node": name, "running": "yes" if server.is_running else "no", "url": server.url()}
         for name, server in devcluster.servers_in(folder).items()
     ]
-    run.print_rows(rows, empty=f"No cluster in {folder}. To make one: shardids dev up")
+    where = "" if folder == _FOLDER else f" --dir {shlex.quote(str(folder))}"
+    run.print_rows(rows, empty=f"No cluster in {folder}. To make one: shardids dev up{where}")
     if not rows or any(row["running"] == "no" for row in rows):
         raise typer.Exit(3)
 

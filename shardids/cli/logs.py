@@ -8,7 +8,7 @@ import sys
 from shardids.logs import logger
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_TOLD = ("adopt", "migrate", "mover")
+_TOLD = ("adopt", "migrate", "mover", "tenants")
 """Packages whose errors the commands print."""
 
 

@@ -16,7 +16,7 @@ from shardids.cli.ids import parse_time
 from shardids.cli.printing import err, out, print_json, print_warnings
 from shardids.cli.tables.query_node import StorePasswordOption
 from shardids.errors import BadArgument
-from shardids.pg.notation import named_shards, parse_shards, shown_shards
+from shardids.pg.notation import counted, named_shards, parse_shards, shown_shards
 
 if TYPE_CHECKING:
     from shardids.catalog.topology import Placement
@@ -57,7 +57,7 @@ def add_node(
     """Install the engine in a database and register it as a node. Idempotent."""
     from shardids.catalog.nodes import Nodes
     from shardids.catalog.topology import Node
-    from shardids.cli.shards import rebalance_all
+    from shardids.cli.rebalance import rebalance_all
     from shardids.migrate.environment import Environment
     from shardids.migrate.node_revisions import require_migrated
     from shardids.tables import references, views
@@ -172,7 +172,7 @@ def replace_node(
             hint="To see their copies: --dry-run. To go on: --yes",
         )
     there = run.catalog
-    accepted = [] if accept_loss is None else parse_shards(accept_loss, there.describe().shard_count)
+    accepted = [] if accept_loss is None else parse_shards(accept_loss, there.shard_total())
     done, left = references.replace_node(there, name, url, accept_loss=accepted, dry_run=run.dry)
     outside = _homes_outside(done, there.placement())
     if run.as_json:
@@ -180,6 +180,7 @@ def replace_node(
     else:
         _print_replacement(done, dry_run=run.dry)
     print_warnings(outside)
+    print_warnings(done.open_key_moves)
     print_warnings(done.stale_views)
     print_warnings(left)
     if done.lost:
@@ -206,6 +207,7 @@ def _replacement_row(done: failover.Replacement) -> dict[str, object]:
         "lost": [row(lost) for lost in done.lost],
         "accepted": [row(lost) for lost in done.accepted],
         "set_aside": done.set_aside,
+        "open_key_moves": done.open_key_moves,
     }
 
 
@@ -224,7 +226,7 @@ def _homes_outside(done: failover.Replacement, placement: Placement) -> list[str
 
 def _print_replacement(done: failover.Replacement, *, dry_run: bool) -> None:
     would = "would be" if dry_run else "is"
-    out.print(f'Node "{done.node}" {would} at {done.url}, with {done.shards} shards')
+    out.print(f'Node "{done.node}" {would} at {done.url}, with {counted(done.shards, "shard")}')
     for lost in done.accepted:
         out.print(
             f'Shard {lost.shard} {would} on node "{lost.home}": {lost.reason}; {lost.remains()}.'
@@ -303,7 +305,7 @@ def reset_clock(
 
     first = None if since is None else parse_time(since)
     there = run.catalog
-    numbers = parse_shards(shards, there.describe().shard_count)
+    numbers = parse_shards(shards, there.shard_total())
     for shard in numbers if run.dry else ():
         _print_reset(clocks.reset_clock(there, shard, since=first, dry_run=True), dry_run=True)
     if run.dry:

@@ -14,6 +14,7 @@ from shardids.cli.command import Run, takes
 from shardids.cli.printing import figures, out, print_json, print_warnings
 from shardids.errors import BadArgument
 from shardids.ids import FOREIGN, ForeignLayout, parse_layout
+from shardids.pg.notation import counted
 
 if TYPE_CHECKING:
     from shardids.ids.planning import Plan
@@ -214,7 +215,7 @@ def _print(
     *,
     has_prices: bool,
 ) -> None:
-    out.print(f"layout {plan.layout} ({plan.layout.name}), {plan.shards:,} shards")
+    out.print(f"layout {plan.layout} ({plan.layout.name}), {counted(plan.shards, 'shard')}")
     out.print(f"made by: shardids init --shards {plan.shards} --layout {plan.layout}\n")
     shown = [
         {
@@ -231,7 +232,7 @@ def _print(
     ]
     out.print(figures(shown, left={"because of"}))
     first = plan.years[0].nodes
-    nodes = "1 node" if first == 1 else f"{first:,} nodes"
+    nodes = counted(first, "node")
     out.print(f"\nWith the {nodes} of year 0, what ends first:")
     for one in plan.limits:
         out.print(f"  {one.what}: {_when(one.year)}; {one.message}")

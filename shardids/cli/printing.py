@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -94,23 +95,53 @@ def printable(text: str) -> str:
 
 def print_json(value: object) -> None:
     """Print a value as JSON, without colours even on a terminal."""
-    typer.echo(json.dumps(value, indent=2))
+    typer.echo(json.dumps(value, indent=2, default=_in_json))
+
+
+def _in_json(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds")
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def print_rows(rows: Sequence[Mapping[str, object]], *, empty: str = "") -> None:
-    """Print rows as a table; if there are none, prints ``empty`` to stderr."""
+    """Print rows as a table; if there are none, prints ``empty`` to stderr.
+
+    A time is shown to the minute, ``size_bytes`` as ``size`` with a unit. Cells wrap between words only: part
+    of an address or a time would be another one.
+    """
     if not rows:
         err.print(empty)
         return
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int) else "left", overflow="fold")
+        cells = [_cell(name, row[name]) for row in rows]
+        is_whole = isinstance(value, datetime) or name == "size_bytes"
+        parts = [part for cell in cells for part in ([cell] if is_whole else cell.split())]
+        table.add_column(
+            "size" if name == "size_bytes" else name,
+            justify="right" if isinstance(value, int) else "left",
+            min_width=max(map(cell_len, parts), default=0),
+        )
     for row in rows:
-        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
+        table.add_row(*(Text(_cell(name, value)) for name, value in row.items()))
     out.print(table)
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    if name == "size_bytes" and isinstance(value, int):
+        from rich.filesize import decimal
+
+        return decimal(value)
+    return str(value)
 
 
 def figures(rows: Sequence[Mapping[str, str]], *, left: Collection[str] = ()) -> Table:

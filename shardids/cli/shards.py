@@ -1,23 +1,23 @@
-"""``shardids shard`` and ``rebalance``."""
+"""``shardids shard``."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardids.cli.beside import move_on_citus, rebalance_on_citus, shown_workers
-from shardids.cli.command import OnBusyOption, Run, TrustOption, refuse, takes
+from shardids.cli.beside import move_on_citus, shown_workers
+from shardids.cli.command import NewTablesOption, OnBusyOption, Run, TrustOption, refuse, takes
 from shardids.cli.copies import ShardsArgument, activate_shards, place_shards, print_left, purge_shards
 from shardids.cli.nodes import reset_clock
-from shardids.cli.printing import bars, err, out, print_json, print_rows, print_warnings
+from shardids.cli.pins import pin_shards, shown_pin, unpin_shards
+from shardids.cli.printing import bars, err, out, print_json, print_warnings
 from shardids.errors import BadArgument, ShardBusy
-from shardids.pg.notation import named_shards, parse_duration_ms, parse_shards
+from shardids.pg.notation import counted, named_shards, parse_duration_ms, parse_shards
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -39,14 +39,7 @@ def create_shards(
     node: Annotated[
         str | None, typer.Option(help="Node for those without a place; else they are spread evenly.")
     ] = None,
-    migrations: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SHARDIDS_MIGRATIONS",
-            metavar="DIR",
-            help="The application's migrations: new shards get its tables, at the other shards' revision.",
-        ),
-    ] = None,
+    migrations: NewTablesOption = None,
 ) -> None:
     """Create shards on their nodes. Idempotent: creates missing ones."""
     from shardids.migrate.environment import Environment
@@ -55,7 +48,7 @@ def create_shards(
 
     environment = None if migrations is None else Environment.at(migrations)
     there = run.catalog
-    numbers = parse_shards(shards, there.describe().shard_count)
+    numbers = parse_shards(shards, there.shard_total())
     if run.dry:
         made = there.plan_shards(numbers, node, dry_run=True)
     else:
@@ -68,7 +61,7 @@ def create_shards(
             print_warnings(views.follow(there))
     done = "Would make" if run.dry else "Made"
     for name, count in sorted(Counter(made.values()).items()):
-        out.print(f'{done} {count} shards on node "{name}"')
+        out.print(f'{done} {counted(count, "shard")} on node "{name}"')
     if not made:
         out.print("Nothing to do: the shards exist")
 
@@ -107,6 +100,7 @@ def list_shards(
     """Show which node holds which shard, and which command is changing it."""
     from shardids.catalog.leases import of_owners, visible_leases
     from shardids.catalog.nodes import Nodes
+    from shardids.catalog.pins import pins
     from shardids.catalog.rows import unknown_node
     from shardids.catalog.topology import schema_name
     from shardids.migrate.install.inspecting import inspect_shard
@@ -114,7 +108,7 @@ def list_shards(
     there = run.catalog
     if shard is not None:
         refuse("to one shard", node=node)
-        (number,) = parse_shards(str(shard), there.describe().shard_count)
+        (number,) = parse_shards(str(shard), there.shard_total())
         facts = inspect_shard(there, number)
         if run.as_json:
             print_json([facts])
@@ -128,6 +122,9 @@ def list_shards(
     with Nodes(placement.nodes, there.url) as nodes:
         found = of_owners(visible_leases(there, nodes), placement.owners())
     leases = {number: f"{lease} ({lease.standing})" for number, lease in found.items()}
+    pinned: dict[int, list[str]] = {}
+    for one in pins(there):
+        pinned.setdefault(one.shard, []).append(shown_pin(one))
     workers = shown_workers(there) if run.is_on_citus else {}
     rows = [
         {
@@ -137,6 +134,7 @@ def list_shards(
             "schema": schema_name(prefix, number),
             "state": "lost" if number in placement.lost else "active",
             "lease": leases.get(number),
+            "pin": ", ".join(pinned.get(number, [])) or None,
             **workers.get(number, {}),
         }
         for number, name in sorted(placement.owners().items())
@@ -205,14 +203,6 @@ MaxPauseOption = Annotated[
     typer.Option(metavar="TIME", help="How long a shard may take no writes: 500ms, 2s.", show_default="2s"),
 ]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Compare all rows afterwards.")]
-By = Literal["size", "rows", "writes"]
-ByOption = Annotated[By, typer.Option("--by", help="The quantity to balance over the nodes.")]
-MarginOption = Annotated[
-    float | None,
-    typer.Option(
-        min=0, help="Tolerated distance of a node from the mean, as a part of the mean.", show_default="0.1"
-    ),
-]
 
 
 @app.command("move")
@@ -282,13 +272,13 @@ def move_shards(
             moves = [row for row in moves if row["shard"] in chosen]
         run.print_rows(moves, empty="No shard was ever moved")
         return
-    options = _options(verify, max_pause, trust, on_busy, offline=offline)
+    options = options_of(verify, max_pause, trust, on_busy, offline=offline)
     there = run.catalog
     numbers = _numbers(there, shards, only_open=resume or abort)
     if run.dry:
         _print_plans(run, numbers, to, options, jobs=jobs, interrupted=resume or abort, aborts=abort)
         return
-    with _shown() as show:
+    with shown_moves() as show:
 
         def work(shard: int) -> mover.Result | str:
             try:
@@ -313,7 +303,7 @@ def move_shards(
                 target = to or mover.former_node(there, shard)
                 mover.plan_move(there, shard, target, options=planned, back=back, parallel=jobs)
         done = mover.each(numbers, work, jobs)
-    _print_results(run, [one for one in done if isinstance(one, mover.Result)])
+    print_results(run, [one for one in done if isinstance(one, mover.Result)])
     print_left([one for one in done if isinstance(one, str)])
 
 
@@ -321,7 +311,7 @@ def _numbers(there: Catalog, shards: Sequence[str] | None, *, only_open: bool) -
     from shardids import mover
 
     if shards:
-        return parse_shards(",".join(shards), there.describe().shard_count)
+        return parse_shards(",".join(shards), there.shard_total())
     if not only_open:
         raise BadArgument("which shards?", hint="For example: shardids shard move 5 --to b")
     return [move.shard for move in mover.open_moves(there)]
@@ -363,7 +353,7 @@ def _print_plans(
             "to": plan.target,
             "tables": plan.tables,
             "rows": "?" if plan.rows is None and not run.as_json else plan.rows,
-            "bytes": plan.size_bytes,
+            "size_bytes": plan.size_bytes,
             "sequences": len(plan.sequences),
         }
         for plan in plans
@@ -375,7 +365,8 @@ def _print_plans(
         out.print("No obstacles found; nothing was changed")
 
 
-def _print_results(run: Run, done: Sequence[mover.Result]) -> None:
+def print_results(run: Run, done: Sequence[mover.Result]) -> None:
+    """Print how moves ended."""
     rows = [
         {
             "shard": one.shard,
@@ -403,118 +394,13 @@ def _row_of(move: mover.Move) -> dict[str, object]:
         "from": move.source,
         "to": move.target,
         "how": "offline" if move.offline else "live",
-        "started": move.started_at.isoformat(timespec="seconds"),
+        "started": move.started_at,
         "step": move.step,
         "outcome": move.outcome or "open",
     }
 
 
-@takes("catalog", "dry-run", "json")
-def rebalance(
-    run: Run,
-    by: ByOption = "size",
-    drain: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", help="Move all shards away from this node, so that it can be removed."),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE", help="A node that keeps its shards, and gets none; repeatable."),
-    ] = None,
-    margin: MarginOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="First resume moves that were interrupted.")
-    ] = False,
-    verify: VerifyOption = False,
-    max_pause: MaxPauseOption = None,
-    trust: TrustOption = None,
-    on_busy: OnBusyOption = "wait",
-) -> None:
-    """Move shards, one after another, until all nodes carry about the same.
-
-    After an interruption, run it again with --resume.
-    """
-    from shardids import mover
-    from shardids.catalog.references import references_of
-
-    if run.is_on_citus:
-        own: dict[str, object] = {
-            "by": by != "size",
-            "drain": drain,
-            "exclude": exclude,
-            "margin": margin is not None,
-        }
-        own |= {"resume": resume, "verify": verify, "max_pause": max_pause, "trust": trust}
-        rebalance_on_citus(run, on_busy, own)
-        return
-    options = _options(verify, max_pause, trust, on_busy)
-    if drain is not None:
-        refuse("to --drain, which leaves nothing", margin=margin is not None)
-        if references_of(run.catalog).writer == drain:
-            err.print(
-                f'Reference tables are written to on node "{drain}", which this does not change.'
-                " Before the node is removed: shardids reference move --to NODE"
-            )
-    kept = float("inf") if drain is not None else mover.MARGIN if margin is None else margin
-    balance(
-        run,
-        lambda: mover.plan_balance(
-            run.catalog, mover.By(by), exclude=exclude or (), drained=drain, margin=kept
-        ),
-        options,
-        resume=resume,
-    )
-
-
-def rebalance_all(run: Run) -> None:
-    """Move shards until all nodes carry about the same."""
-    from shardids import mover
-
-    balance(run, lambda: mover.plan_balance(run.catalog, mover.By.SIZE), mover.Options(), resume=False)
-
-
-def balance(run: Run, find: Callable[[], mover.Balance], options: mover.Options, *, resume: bool) -> None:
-    """Print the moves of a plan, then makes them."""
-    from shardids import mover
-
-    there = run.catalog
-    with ExitStack() as kept:
-        if not run.dry:
-            kept.enter_context(mover.rebalancing(there))
-        _balance(run, find, options, resume=resume)
-
-
-def _balance(run: Run, find: Callable[[], mover.Balance], options: mover.Options, *, resume: bool) -> None:
-    from shardids import mover
-
-    there = run.catalog
-    done: list[mover.Result | mover.NotMoved] = []
-    if resume and run.dry:
-        for interrupted in mover.open_moves(there):
-            mover.check_open(there, interrupted.shard)
-    else:
-        if resume:
-            with _shown() as show:
-                done = mover.resume_open(there, options, show)
-        mover.require_none_open(there)
-    found = find()
-    if run.as_json and run.dry:
-        print_json(asdict(found))
-        return
-    if not run.as_json:
-        print_rows([asdict(one) for one in found.transfers], empty="Nothing to move")
-        for node, before in found.before.items():
-            out.print(f'node "{node}": {_amount(before)} before, {_amount(found.after[node])} after')
-    if run.dry:
-        return
-    with _shown() as show:
-        done += mover.carry_out(there, found.transfers, options, show)
-    if done or run.as_json:
-        _print_results(run, [one for one in done if isinstance(one, mover.Result)])
-    print_left([str(one) for one in done if isinstance(one, mover.NotMoved)])
-
-
-def _options(
+def options_of(
     verify: bool,
     max_pause: str | None,
     trust: Sequence[str] | None,
@@ -522,23 +408,20 @@ def _options(
     *,
     offline: bool = False,
 ) -> mover.Options:
+    """Return how shards are moved, as the options of a command say."""
     from shardids import mover
     from shardids.catalog.leases import OnBusy
 
     return mover.Options(
         offline=offline,
         verify=verify,
-        max_pause_s=_seconds(max_pause),
+        max_pause_s=_pause_s(max_pause),
         trusted=tuple(trust or ()),
         on_busy=OnBusy(on_busy),
     )
 
 
-def _amount(load: float) -> str:
-    return f"{load:,.0f}"
-
-
-def _seconds(text: str | None) -> float:
+def _pause_s(text: str | None) -> float:
     from shardids import mover
 
     if text is None:
@@ -550,48 +433,66 @@ def _seconds(text: str | None) -> float:
 
 
 @contextmanager
-def _shown() -> Iterator[mover.OnEvent]:
-    """Show moves in progress: by a bar for each on a terminal, otherwise by a line for each step."""
+def shown_moves() -> Iterator[mover.OnEvent]:
+    """Show moves in progress: by a bar of steps for each on a terminal, otherwise by a line for each step."""
     from shardids import mover
 
     with bars("shard {task.fields[shard]}", "bar", "{task.description}") as progress:
         tasks: dict[int | None, TaskID] = {}
+        steps: dict[int | None, mover.StepBegun] = {}
 
         def show(event: mover.Event) -> None:
-            line, total, completed = _told(event)
+            line, part = _told(event)
             if not err.is_terminal:
                 if isinstance(event, mover.StepBegun | mover.Waiting):
                     err.print(f"shard {event.shard}: {line}")
                 return
             if event.shard not in tasks:
                 tasks[event.shard] = progress.add_task("", total=None, shard=event.shard)
-            progress.update(tasks[event.shard], description=line, total=total, completed=completed)
+            if isinstance(event, mover.StepBegun):
+                steps[event.shard] = event
+            step = steps.get(event.shard)
+            if step is None or not step.total:
+                progress.update(tasks[event.shard], description=line)
+                return
+            progress.update(
+                tasks[event.shard],
+                description=f"step {step.number} of {step.total} · {line}",
+                total=step.total,
+                completed=step.number - 1 + part,
+            )
 
         yield show
 
 
-def _told(event: mover.Event) -> tuple[str, float | None, float]:
-    """Return a text for an event, with the total and the completed part of its bar."""
+def _told(event: mover.Event) -> tuple[str, float]:
+    """Return a text for an event, and the part of its step that is done."""
     from rich.filesize import decimal
 
     from shardids import mover
 
     match event:
-        case mover.StepBegun() | mover.StepDone():
-            return event.step, None, 0
+        case mover.StepBegun():
+            return event.step, 0
+        case mover.StepDone():
+            return event.step, 1
         case mover.Copying():
             left = "" if event.seconds_left is None else f" · {event.seconds_left:,.0f} s left"
             rows = f"{event.rows_done:,} of {event.rows_total:,} rows"
             size = f"{decimal(event.bytes_done)} of {decimal(event.bytes_total)}"
-            return f"copy · {size} · {rows}{left}", event.bytes_total, event.bytes_done
+            # The totals are estimates, and 0 for tables that were never analyzed.
+            done = min(event.bytes_done / event.bytes_total, 1) if event.bytes_total else 0
+            return f"copy · {size} · {rows}{left}", done
         case mover.Lagging():
-            return f"catch up · {decimal(event.lag_bytes)} behind", None, 0
+            return f"catch up · {decimal(event.lag_bytes)} behind", 0
         case mover.Waiting():
-            return f"put off ({event.attempt}): {event.reason}", None, 0
+            return f"put off ({event.attempt}): {event.reason}", 0
         case _:
-            return type(event).__name__, None, 0
+            return type(event).__name__, 0
 
 
+app.command("pin")(pin_shards)
+app.command("unpin")(unpin_shards)
 app.command("reset-clock")(reset_clock)
 app.command("activate")(activate_shards)
 app.command("place")(place_shards)

@@ -17,7 +17,7 @@ from shardids.cli.command import Run, refuse, takes
 from shardids.cli.printing import err, out, print_json, print_rows, print_warnings
 from shardids.errors import BadArgument, ConnectionFailed, MissingPrivilege
 from shardids.ids.layout import Layout
-from shardids.pg.notation import parse_duration_ms, shown_shards
+from shardids.pg.notation import counted, named_shards, parse_duration_ms
 
 if TYPE_CHECKING:
     from shardids.watch import doctor
@@ -151,7 +151,7 @@ def _show(finding: Finding) -> None:
 
     head = Text.assemble((finding.severity, _STYLES[finding.severity]), " ", (finding.check, "bold"))
     where = [f'node "{node}"' for node in finding.nodes]
-    where += [f"shards {shown_shards(finding.shards)}"] if finding.shards else []
+    where += [named_shards(finding.shards)] if finding.shards else []
     where += [finding.thing] if finding.thing else []
     head.append("  " + ", ".join(where), "dim")
     out.print(head)
@@ -171,8 +171,9 @@ def _summary(report: doctor.Report) -> str:
     wrong = sum(finding.severity != "info" for finding in report.findings)
     layout = report.facts.description.layout
     return (
-        f"{wrong or 'Nothing'} wrong: {len(report.checks)} checks of {len(report.facts.nodes)} nodes and"
-        f" {len(report.facts.placed):,} shards in {report.seconds:.1f} s; the layout lasts until"
+        f"{wrong or 'Nothing'} wrong: {counted(len(report.checks), 'check')} of"
+        f" {counted(len(report.facts.nodes), 'node')} and"
+        f" {counted(len(report.facts.placed), 'shard')} in {report.seconds:.1f} s; the layout lasts until"
         f" {layout.last_time:%Y-%m-%d}"
     )
 
@@ -244,11 +245,23 @@ def console(
             min=1,
             max=300,
             metavar="SECONDS",
-            help="How often the cluster is read; with over 300 shards for each second, less often.",
+            help="How often the cluster is read; with over 280 shards for each second, less often.",
         ),
     ] = 5.0,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE.COLUMN",
+            help="A column of sharding keys: the page shows the busiest keys of a hot shard. Repeatable.",
+        ),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(metavar="PACKAGE.MODULE:BASE", help="The same for all sharding keys of these models."),
+    ] = None,
 ) -> None:
     """Serve a page that shows the cluster: health, rates, the map of shards, IDs, moves. Reads only."""
+    from shardids.cli.tenants import key_columns
     from shardids.watch.console.app import Console, Settings
     from shardids.watch.console.guard import Access
     from shardids.watch.console.prometheus import Prometheus
@@ -266,6 +279,7 @@ def console(
             interval_s=interval,
             allow_actions=allow_actions,
             prometheus=None if prometheus is None else Prometheus(prometheus),
+            keys=tuple(key_columns(key, models)),
         )
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from psycopg import sql
 from sqlalchemy.engine import URL
 
 import shardids
@@ -306,7 +307,7 @@ def test_what_there_is(run: Run, home: str) -> None:
     assert of_node == [one for one in shards if one["node"] == "a"]
     assert len(of_node) == 4
     heads = run("shard", "list", *at).out.splitlines()[0].split()
-    assert heads == ["shard", "node", "region", "schema", "state", "lease"]
+    assert heads == ["shard", "node", "region", "schema", "state", "lease", "pin"]
     (facts,) = run("shard", "list", "5", "--json", *at).json
     assert (facts["shard"], facts["schema"], facts["state"]) == (5, "shard_0005", "active")
     shown = run("shard", "list", "5", *at).out
@@ -374,7 +375,7 @@ def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], bla
             1,
             ["refused", 'node "c"'],
         ),
-        (["node", "remove", "a"], 1, ['node "a"', "4 shards"]),
+        (["node", "remove", "a"], 1, ['node "a"', "4 shards", "shardids rebalance --drain a"]),
         (["node", "remove", "a", "--dry-run"], 1, ['node "a"', "4 shards"]),
         (["node", "remove", "nonesuch"], 1, ['"nonesuch"', '"a", "b"']),
         (["shard", "create", "7-9"], 2, ["'7-9'", "0 to 7"]),
@@ -382,6 +383,16 @@ def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], bla
         (["shard", "create", "0", "--node", "b"], 1, ['shard 0 is on node "a"']),
         (["shard", "list", "--node", "nonesuch"], 1, ['"nonesuch"', '"a", "b"']),
         (["shard", "list", "8"], 2, ["Shards are numbered 0 to 7."]),
+        (["shard", "move", "3-1", "--to", "b"], 2, ["3-1 runs backwards: 1-3"]),
+        (["rebalance", "--margin", "10", "--dry-run"], 2, ["'10'", "write 0.1 or 10%"]),
+        (["rebalance", "--margin", "-1", "--dry-run"], 2, ["'-1'"]),
+        (["rebalance", "--watch", "--min-gain", "1", "--dry-run"], 2, ["'1'", "write 0.1 or 10%"]),
+        (["tenant", "top", "400", "--key", "users.name"], 1, ["shard 400 does not exist", "0 to 7"]),
+        (
+            ["shard", "reset-clock", "5", "--dry-run"],
+            2,
+            ["ms behind the clock: there is nothing to reset", "shardids shard activate 5"],
+        ),
         (["grant", "no body"], 1, ['no role "no body"']),
         (["grant", "[bold]x[/]"], 1, ['no role "[bold]x[/]"']),
         (["grant", "anybody", "--shards", "8"], 2, ["'8'", "0 to 7"]),
@@ -390,6 +401,14 @@ def test_refusals_of_the_cluster(run: Run, home: str, made: tuple[URL, URL], bla
         refused(ran, code, *said)
         assert "hidden-word" not in ran.err
     assert everything(*made) == before
+
+
+def test_parts_of_the_mean(run: Run, home: str) -> None:
+    found = [
+        run("rebalance", "--margin", margin, "--dry-run", "--json", "--catalog", home).json
+        for margin in ("0.1", "10%")
+    ]
+    assert found[0] == found[1]
 
 
 def test_a_role_without_rights_is_told_who_has_them(
@@ -437,7 +456,7 @@ def test_tables_are_whole_in_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     shown = run("node", "list", "--catalog", dsn(url)).out
     assert six in shown
-    assert long in re.sub(r"\s+", "", shown)
+    assert long in shown
     assert [one["url"] for one in run("node", "list", "--json", "--catalog", dsn(url)).json] == [long, six]
 
 
@@ -513,8 +532,9 @@ def test_the_first_node_brings_the_query_node(
         "Warning: the query node does not show today's shards and tables, and may refuse"
     )
     # It is recorded, so that others tell what is missing.
-    (row,) = run("query-node", "status", "--json").json
-    assert (row["node"], row["tables"]) == (None, None)
+    status = run("query-node", "status", "--json")
+    (row,) = status.json
+    assert (status.code, row["node"], row["tables"]) == (3, None, None)
     assert "none" in row["faults"][0]
     assert run("query-node", "create", "--url", own, "--store-password").code == 0
     refused(
@@ -567,8 +587,37 @@ def test_the_query_node_by_commands(run: Run, cluster_url: URL) -> None:
         (("create", "--on", "c"), 1, 'there is no node "c"'),
     ):
         refused(run("query-node", *wrong, *at), code, why, "")
+    mistyped = run("query-node", "create", *at, "--on", "a", "--sharded", "zzz")
+    refused(mistyped, 2, 'no shard has a table "zzz"', "logs")
+    assert "shardids_version" not in mistyped.err
     assert run("query-node", "drop", *at).out.startswith("Query node dropped: ")
     refused(run("query-node", "refresh", *at), 1, "the cluster has no query node", "query-node create")
+
+
+def test_a_node_that_is_down_is_one_finding(run: Run, cluster_url: URL) -> None:
+    at = ("--catalog", dsn(cluster_url))
+    assert run("query-node", "create", *at, "--on", "a", "--store-password").code == 0
+    with catalog_at(dsn(cluster_url)) as there:
+        b = str(parse_url(there.nodes()["b"].url).database)
+    with connected(cluster_url) as connection:
+        connection.execute(sql.SQL("alter database {} allow_connections false").format(sql.Identifier(b)))
+        connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [b])
+    report = run("doctor", *at, "--json")
+    assert isinstance(report.json, dict)
+    assert [one["check"] for one in report.json["findings"]] == ["node-unreachable"]
+    status = run("query-node", "status", *at)
+    assert status.code == 3
+    (line,) = status.err.splitlines()
+    assert line.startswith('node "b" can\'t be reached at ')
+    assert "not currently accepting connections" in line
+    assert "faults" not in status.out
+    assert "--store-password" not in status.err
+    tried = run("query-node", "refresh", *at)
+    assert tried.code == 1
+    assert "--store-password" not in tried.err
+    asked = run("transactions", *at)
+    assert asked.code == 1
+    assert asked.err.startswith('Nothing is prepared on node "a".\nNot asked: node "b".\nError: ')
 
 
 def test_the_doctor_needs_a_catalog_and_names_of_checks(run: Run, home: str) -> None:
@@ -677,6 +726,12 @@ def test_what_is_no_command(run: Run) -> None:
 def test_the_version(run: Run) -> None:
     ran = run("--version")
     assert (ran.code, ran.out, ran.err) == (0, f"shardids {shardids.__version__}\n", "")
+
+
+def test_a_folder_without_a_cluster_is_named_in_the_next_step(run: Run) -> None:
+    ran = run("dev", "status", "--dir", "no folder")
+    said = "No cluster in no folder. To make one: shardids dev up --dir 'no folder'\n"
+    assert (ran.code, ran.err) == (3, said)
 
 
 def test_numbers_that_no_command_takes(run: Run, home: str) -> None:

@@ -17,13 +17,13 @@ from shardids import mover
 from shardids.beside.citus.refusals import REFUSED
 from shardids.catalog import counters as catalog_counters
 from shardids.catalog.rows import SCHEMA_PREFIX
-from shardids.cli import COMMANDS, app, shards
+from shardids.cli import COMMANDS, app, rebalance
 from shardids.cli.tables import counters
 from shardids.compare.multimaster import HEADROOM
 from shardids.tables import transactions
 
 ROOT = Path(__file__).parents[2]
-MOST_COMMANDS = 86
+MOST_COMMANDS = 90
 ON_CITUS = {
     *("init", "grant", "upgrade", "doctor", "console", "metrics", "routes", "rebalance", "transactions"),
     *("node list", "node accept-contract", "node confirm-clock", "region list"),
@@ -131,6 +131,13 @@ def test_the_help_has_five_groups_in_one_piece_each() -> None:
     assert sorted(panels, key=list(dict.fromkeys(panels)).index) == panels
 
 
+@pytest.mark.parametrize(
+    "path", [path for path, one in ALL.items() if not hasattr(one, "commands")], ids=" ".join
+)
+def test_a_help_text_leaves_the_line_ends_to_the_terminal(path: tuple[str, ...]) -> None:
+    assert "\n" not in ALL[path].help.replace("\n\n", " ")
+
+
 def test_a_user_can_survey_the_commands() -> None:
     assert sum(not hasattr(command, "commands") for command in ALL.values()) <= MOST_COMMANDS
 
@@ -166,11 +173,11 @@ def test_defaults_and_choices_are_those_of_the_package() -> None:
         return {one.opts[0]: getattr(one, "show_default", None) or one.default for one in ALL[path].params}
 
     assert ALL["init",].params[2].default == SCHEMA_PREFIX
-    assert shown("multimaster")["--headroom"] == str(HEADROOM)
+    assert {one.opts[0]: one.default for one in ALL["multimaster",].params}["--headroom"] == HEADROOM
     assert shown("rebalance")["--margin"] == str(mover.MARGIN)
     assert shown("rebalance")["--max-pause"] == f"{mover.MAX_PAUSE_S:g}s"
     assert shown("transactions")["--older-than"] == f"{transactions.OLDER_THAN_S:g}s"
     within = next(one for one in ALL["restore-point",].params if "--within" in one.opts)
     assert within.default == f"{transactions.WITHIN_S:g}s"
-    assert [*get_args(shards.By)] == [*mover.By]
+    assert [*get_args(rebalance.By)] == [*mover.By]
     assert get_args(counters.Period) == get_args(catalog_counters.Period)

@@ -10,6 +10,7 @@ import typer
 
 from shardids.cli.command import Run, takes
 from shardids.cli.printing import bars, out
+from shardids.pg.notation import counted
 
 app = typer.Typer(
     help="Columns that are unique over all shards, and find a row's shard.", no_args_is_help=True
@@ -29,7 +30,7 @@ def create(run: Run, name: NameArgument) -> None:
 
     there = run.catalog
     made = lookups.create(there, name, dry_run=run.dry)
-    out.print(f"{name}: claims {'would be' if run.dry else 'are'} made in {len(made)} shards")
+    out.print(f"{name}: claims {'would be' if run.dry else 'are'} made in {counted(len(made), 'shard')}")
     if not run.dry and lookups.backfill_if_empty(there, name):
         out.print(f"{name}: rows can be looked up, and statements that claim nothing are refused")
         return
@@ -57,7 +58,9 @@ def backfill(run: Run, name: NameArgument) -> None:
     with _progress("claiming values") as on_progress:
         done = lookups.backfill(there, name, dry_run=run.dry, on_progress=on_progress)
     said = "have no claim" if run.dry else "were claimed"
-    out.print(f"{name}: {done.claimed:,} of {done.rows:,} rows in {done.shards} shards {said}")
+    out.print(
+        f"{name}: {done.claimed:,} of {counted(done.rows, 'row')} in {counted(done.shards, 'shard')} {said}"
+    )
 
 
 @app.command()
@@ -86,7 +89,9 @@ def drop(run: Run, name: NameArgument) -> None:
         lookups.drop(there, name, dry_run=True)
         run.ask(f"Drop look-up {name}, with all claims?")
     dropped = lookups.drop(there, name, dry_run=run.dry)
-    out.print(f"{name}: claims {'would be' if run.dry else 'are'} dropped in {len(dropped)} shards")
+    out.print(
+        f"{name}: claims {'would be' if run.dry else 'are'} dropped in {counted(len(dropped), 'shard')}"
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import typer
 from shardids.cli.command import Run, takes
 from shardids.cli.printing import err, out, print_warnings
 from shardids.errors import ClusterConflict
+from shardids.pg.notation import counted
 
 app = typer.Typer(help="The database whose views show the rows of all shards.", no_args_is_help=True)
 
@@ -55,14 +56,21 @@ def create(
 @app.command()
 @takes("catalog", "json")
 def status(run: Run) -> None:
-    """Show which database it is, how many tables it shows, and whether it reads each shard from its owner."""
+    """Show which database it is, how many tables it shows, and its faults. Exits 3 on a fault."""
     from shardids.tables import views
 
     there = run.catalog
-    row = views.query_node_row(there)
-    run.print_rows(
-        [] if row is None else [row], empty="No query node. To make one: shardids query-node create --on NODE"
-    )
+    found = views.state_of(there)
+    if found is None:
+        run.print_rows([], empty="No query node. To make one: shardids query-node create --on NODE")
+        return
+    faults = list(map(str, found.faults))
+    row: dict[str, object] = {"node": found.there.node, "url": found.there.url, "tables": found.tables}
+    run.print_rows([row | {"faults": faults} if run.as_json else row])
+    for fault in faults:
+        err.print(fault)
+    if faults:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -102,4 +110,4 @@ def report(run: Run, done: list[str], word: str) -> None:
     elif run.dry:
         err.print("Nothing was changed")
     else:
-        out.print(f"Query node {word}: {len(done)} statements")
+        out.print(f"Query node {word}: {counted(len(done), 'statement')}")

@@ -10,12 +10,10 @@ import typer
 from shardids.cli.command import Run, refuse, takes
 from shardids.cli.printing import err, out, print_error, print_json
 from shardids.errors import ShardidsError
-from shardids.pg.notation import parse_duration_ms
+from shardids.pg.notation import named_nodes, parse_duration_ms
 
 if TYPE_CHECKING:
     from shardids.catalog.prepared import Prepared
-
-_EMPTY = "Nothing is prepared on any node."
 
 
 @takes("catalog", "dry-run", "json")
@@ -41,7 +39,7 @@ def transactions(
         refuse("without --resolve", older_than=older_than, dry_run=run.dry)
         listing = room.listed(run.catalog)
         rows = [_row(one.prepared) | {"decision": str(one.decision)} for one in listing.doubts]
-        run.print_rows(rows, empty=_EMPTY)
+        _print(run, rows, listing.failures)
         _exit_with(listing.failures)
         return
     older_than_s = room.OLDER_THAN_S if older_than is None else parse_duration_ms(older_than) / 1000
@@ -50,11 +48,25 @@ def transactions(
         _row(one.prepared) | {"would be" if run.dry else "was": one.result, "because": one.reason}
         for one in done.outcomes
     ]
-    run.print_rows(rows, empty=_EMPTY)
+    _print(run, rows, done.failures)
     if done.forgotten:
         err.print(f"{done.forgotten} decisions that nobody needs any more deleted")
     errors = {f"{one.prepared.node}: {one.prepared.name}": one.error for one in done.outcomes if one.error}
     _exit_with({**errors, **done.failures})
+
+
+def _print(run: Run, rows: list[dict[str, object]], failures: Mapping[str, ShardidsError]) -> None:
+    """Print transactions, and which nodes were not asked."""
+    asked = [name for name in run.catalog.nodes() if name not in failures] if failures else []
+    if not failures:
+        empty = "Nothing is prepared on any node."
+    elif asked:
+        empty = f"Nothing is prepared on {named_nodes(asked)}."
+    else:
+        empty = "No node could be asked."
+    run.print_rows(rows, empty=empty)
+    if asked:
+        err.print(f"Not asked: {named_nodes(sorted(failures))}.")
 
 
 def _row(one: Prepared) -> dict[str, object]:
