@@ -136,7 +136,9 @@ class TransactionEnded(ShardidsError):
 class RowsUnsettled(ShardidsError):
     """Rows of a key are just being moved: statements over several shards would see them twice or in part.
 
-    Nothing was read; repeated a moment later, the statement is answered.
+    Repeated a moment later, the statement is answered. If it has changed rows in some shards already, its
+    transaction has failed. A transaction over several shards that is REPEATABLE READ or SERIALIZABLE, and
+    began before rows were moved, is repeated as a whole.
     """
 
 

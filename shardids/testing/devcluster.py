@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import string
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from shardids.errors import BadArgument, ClusterConflict, ServerStartFailed
 from shardids.ids.layout import DEFAULT
 from shardids.migrate.install import provision
 from shardids.pg.embedded import EmbeddedServer
+from shardids.pg.notation import counted
 from shardids.tables import views
 
 MOST_NODES = len(string.ascii_lowercase)
@@ -97,17 +99,8 @@ def up(
         ClusterConflict: the folder holds a cluster with another number of nodes or shards.
         ServerStartFailed: a server cannot be started.
     """
-    there = servers_in(folder)
-    node_count = node_count if node_count is not None else len(there) or NODES
-    if not 1 <= node_count <= MOST_NODES:
-        raise BadArgument(f"a cluster of {node_count} nodes can't be made here", hint="1 to 26 can.")
-    if port is not None and not 1 <= port <= 65536 - node_count:
-        raise BadArgument(f"ports from {port} on can't be used", hint=f"1 to {65536 - node_count} can.")
-    if there and len(there) != node_count:
-        raise ClusterConflict(
-            f"{folder} holds a cluster of {len(there)} nodes, not {node_count}",
-            hint="Take it down first with: shardids dev down --remove",
-        )
+    node_count = checked_count(folder, node_count, shard_count, port=port)
+    running = {name for name, server in servers_in(folder).items() if server.is_running}
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -121,12 +114,62 @@ def up(
     try:
         with ThreadPoolExecutor(node_count) as pool:
             servers = list(pool.map(start, range(node_count)))
+        if shard_count is not None:
+            _require_shards(folder, servers[0], shard_count)
         create_cluster(servers, shard_count, on_progress=on_progress)
     except BaseException:
         if is_new:
             down(folder, remove=True)
+        else:
+            for name, one in servers_in(folder).items():
+                if name not in running:
+                    one.stop()
         raise
     return dict(zip(names, servers, strict=True))
+
+
+def checked_count(
+    folder: Path, node_count: int | None = None, shard_count: int | None = None, *, port: int | None = None
+) -> int:
+    """Return the number of servers that :func:`up` starts. Nothing is changed.
+
+    The number of shards of a cluster whose servers are stopped is not looked at.
+
+    Raises:
+        BadArgument, ClusterConflict: as :func:`up` does.
+    """
+    there = servers_in(folder)
+    node_count = node_count if node_count is not None else len(there) or NODES
+    if not 1 <= node_count <= MOST_NODES:
+        raise BadArgument(f"a cluster of {node_count} nodes can't be made here", hint="1 to 26 can.")
+    if port is not None and not 1 <= port <= 65536 - node_count:
+        raise BadArgument(f"ports from {port} on can't be used", hint=f"1 to {65536 - node_count} can.")
+    if there and len(there) != node_count:
+        raise _other_size(folder, counted(len(there), "node"), node_count)
+    if shard_count is not None and (first := there.get(FIRST)) is not None and first.is_running:
+        _require_shards(folder, first, shard_count)
+    return node_count
+
+
+def _require_shards(folder: Path, first: EmbeddedServer, wanted: int) -> None:
+    """Require that the cluster on a running server, if any, has so many shards."""
+    catalog = Catalog(first.url())
+    try:
+        found = catalog.describe().shard_count
+    except ClusterConflict:  # No catalog yet.
+        return
+    finally:
+        catalog.close()
+    if found != wanted:
+        raise _other_size(folder, counted(found, "shard"), wanted)
+
+
+def _other_size(folder: Path, has: str, wanted: int) -> ClusterConflict:
+    return ClusterConflict(
+        f"{folder} holds a cluster of {has}, not {wanted}",
+        hint="To make another beside it: shardids dev up --dir OTHER. To remove this one and its data:"
+        f" shardids dev down --dir {shlex.quote(str(folder))} --remove",
+    )
 
 
 def servers_in(folder: Path) -> dict[str, EmbeddedServer]:

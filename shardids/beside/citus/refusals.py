@@ -9,6 +9,7 @@ from typing import Final
 _WORKERS = "Citus adds and removes its workers itself: citus_add_node, citus_drain_node, citus_remove_node."
 _COPIES = "Citus moves a shard as a whole: no copy of it stays behind."
 _REGIONS = "Citus chooses among all of its workers."
+_PINS = "Citus moves shards by its own rules: see citus_set_node_property(…, 'shouldhaveshards', false)."
 _QUERY = "The coordinator answers statements over several shards: select … union all select …"
 _REFERENCES = "Make one in a revision for nodes: select create_reference_table('countries')"
 _LOOKUPS = "A look-up takes triggers on the tables of shards, which Citus does not have."
@@ -22,6 +23,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("node add", "node remove", "node replace"), _WORKERS),
         **dict.fromkeys(("shard place", "shard purge"), _COPIES),
+        **dict.fromkeys(("shard pin", "shard unpin", "tenant pin", "tenant unpin"), _PINS),
         **dict.fromkeys(("region create", "region assign", "region drop"), _REGIONS),
         **dict.fromkeys(
             ("query-node create", "query-node status", "query-node refresh", "query-node drop"), _QUERY

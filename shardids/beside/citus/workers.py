@@ -13,6 +13,7 @@ from shardids.beside.citus.setup import NODE
 from shardids.catalog.leases import Leases, OnBusy
 from shardids.catalog.nodes import Nodes
 from shardids.catalog.rows import Catalog
+from shardids.catalog.topology import unplaced_shard
 from shardids.errors import BadArgument, ClusterConflict, ConnectionFailed, ShardBusy
 from shardids.pg.locks import AdvisoryLock
 from shardids.replication.barrier import HeldLock
@@ -119,7 +120,8 @@ def plan_move(catalog: Catalog, shards: Iterable[int], target: Worker) -> list[T
     """Return the moves that bring shards to a worker; those that are there already need none.
 
     Raises:
-        ClusterConflict: the worker does not take shards, or a shard does not exist or has no table.
+        ClusterConflict: the worker does not take shards, or a shard has no table.
+        UnknownShard: a shard is on no node.
     """
     with catalog.engine.connect() as connection:
         workers = [Worker(row.host, row.port) for row in connection.execute(_WORKERS)]
@@ -133,7 +135,7 @@ def plan_move(catalog: Catalog, shards: Iterable[int], target: Worker) -> list[T
     for shard in shards:
         source = placed.get(shard)
         if shard not in placed:
-            raise ClusterConflict(f"no node holds shard {shard}", hint="To make it: shardids shard create")
+            raise unplaced_shard(shard)
         if source is None:
             raise ClusterConflict(
                 f"shard {shard} has no table that is on a worker, so Citus has not placed it",

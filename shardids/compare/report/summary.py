@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shardids.compare.results import SPREAD, Comparison, Inserts, SchemeResult
+from shardids.pg.notation import counted
 
 MISSING = "\N{EN DASH}"
 _SMALLEST = 0.001
@@ -76,7 +77,7 @@ class Measure:
 
 def clients_words(count: int) -> str:
     """Return that many clients, in words."""
-    return "1 client" if count == 1 else f"{count} clients"
+    return counted(count, "client")
 
 
 def rows_a_second(count: int) -> Measure:

@@ -164,7 +164,7 @@ def _shards(catalog: Catalog, options: Mapping[str, Any]) -> list[int] | None:
             raise CommandError(f"{alias} is not a shard: manage.py migrate is for other databases")
         chosen.add(shard)
     if options["shards"]:
-        chosen |= set(parse_shards(options["shards"], catalog.describe().shard_count))
+        chosen |= set(parse_shards(options["shards"], catalog.shard_total()))
     return sorted(chosen) or None
 
 
