@@ -41,6 +41,7 @@ from benchmarks import (
     startup,
     taking_in,
     twophase,
+    watching,
 )
 from benchmarks.report import Section, show, write
 from shardids.pg.embedded import find_binaries
@@ -82,11 +83,11 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Section], int]] = {
     "adopting": (adopting.run, 3),
     "comparison": (adopting.comparison, 3),
     "taking-in": (taking_in.run, 3),
-    "relay": (taking_in.run_via, 3),
     "coming-back": (coming_back.run, 3),
     "in-place": (in_place.run, 3),
     "moving": (moving.whole_move, 3),
     "pause": (moving.pause, 5),
+    "watch": (watching.run, 3),
 }
 
 OF_VERSIONS = {"oltp": oltp.run, "pause": moving.pause}

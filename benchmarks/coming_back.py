@@ -9,12 +9,14 @@ import psycopg
 
 from benchmarks.report import Section, figure
 from benchmarks.taking_in import (
+    ITEMS,
+    ORDERS,
     SHARDS,
+    USERS,
     WRITERS,
     WRITES_A_SECOND,
     measure,
     p99,
-    plan_of,
     shop,
 )
 from shardids.adopt import adoption
@@ -26,8 +28,8 @@ def run(rounds: int) -> Section:
     """Adopt the database and keep a way back, write to the shards, and return, once a round."""
     there_ms, pauses_ms, lags_ms, waits_ms, missing = [], [], [], [], 0
     for _ in range(rounds):
-        with shop() as (source, catalog):
-            adoption.run(catalog, plan_of(source))
+        with shop(is_derived=True) as (source, catalog, plan):
+            adoption.run(catalog, plan)
             there_ms.append(adoption.switch(catalog, keep_back=True).pause_ms or 0.0)
             with _Writers(catalog) as writers:
                 lags_ms += _lags_ms(source, catalog, seconds=8)
@@ -40,8 +42,8 @@ def run(rounds: int) -> Section:
                 ).fetchone()
             missing += len(writers.written) - (row[0] if row else 0)
     return Section(
-        title="Returning from an adoption of 1,000,000 rows",
-        conditions=f"Two tables, {SHARDS} shards on two nodes, three servers on one machine, fsync off;"
+        title=f"Returning from an adoption of {USERS + ORDERS + ITEMS:,} rows",
+        conditions=f"As above, {SHARDS} shards on two nodes, three servers on one machine, fsync off;"
         f" {WRITERS} sessions that insert {WRITES_A_SECOND} rows per second into shards, whose changes are"
         f" sent back; {rounds} rounds. A row is behind for as long as the source does not show it after its"
         " COMMIT. The pause is from the locks in the shards to the open source.",

@@ -100,7 +100,7 @@ def upgrade():
 def downgrade():
     op.drop_column("photos", "rating")
 """
-NOTHING_TO_DO_S = 0.8
+NOTHING_TO_DO_S = 0.65
 """Most seconds of a run with nothing to do; half of them are the start of Python with Alembic."""
 SECOND = Measure(name="1 s", unit="s", median=1, lowest=1, highest=1)
 TWO_SECONDS = Measure(name="2 s", unit="s", median=2, lowest=2, highest=2)

@@ -202,7 +202,7 @@ def pause(rounds: int, bindirs: Sequence[Path] = ()) -> Section:
             # Citus 13.2 on PostgreSQL 15, beside the same by hand: 1.6 and 1.8.
             figure(f"{version}: seconds / by hand", ours_s / theirs_s, at_most=2.5),
             figure(f"{version}: worst write / by hand", ours_worst / theirs_worst),
-            figure(f"{version}: worst write, ms", ours_worst, at_most=250),
+            figure(f"{version}: worst write, ms", ours_worst, at_most=100),
             figure(f"{version}: rows missing", float(ours.missing + by_hand.missing), at_most=0),
         ]
     return Section(
