@@ -74,6 +74,18 @@ LONGEST_FIRST = (
     "test_adopt_back",
     "test_upgrade",
     "test_adopt_in_place",
+    "test_tenant_move",
+    "test_tenant_move_others",
+    "test_tenant_move_keys",
+    "test_tenant_move_shapes",
+    "test_tenant_move_fan_out",
+    "test_load",
+    "test_recording",
+    "test_adopt_prepare",
+    "test_adopt_compare",
+    "test_adopt_identities",
+    "test_adopt_past_the_log",
+    "test_routing_compared",
 )
 """Modules that take longest: they begin first, so that no worker waits in the end for one that began last."""
 

@@ -44,10 +44,10 @@ PATIENT_S = 120.0
 """The longest that a command may take on a busy machine."""
 QUICK = """
 import sys
-from shardids.migrate import runner
+from shardids.catalog import alive
 from shardids.replication import barrier
-barrier._BEAT_S = runner._BEAT_S = 0.5
-barrier._LOST_AFTER = runner._LOST_AFTER = "4s"
+barrier._BEAT_S = alive._BEAT_S = 0.5
+barrier._LOST_AFTER = alive._LOST_AFTER = "4s"
 from shardids.cli import app
 app(sys.argv[1:], prog_name="shardids")
 """
@@ -125,13 +125,19 @@ def test_a_migration_that_wakes_up_changes_nothing_more(nodes: TwoNodes, app: Ap
 
 def test_a_slow_migration_is_waited_for(nodes: TwoNodes, app: App) -> None:
     """It is at work in a statement, and its process shows that it lives."""
-    app.add("one", 'op.execute("select pg_sleep(7)")')
-    slow = started(app, nodes, "migrate", "up", "--shards", "0")
-    wait_for(lambda: leased(nodes), "it has its lease")
-    moved = started(app, nodes, "shard", "move", "0", "--to", "b")
+    app.add("one", 'op.execute("select pg_advisory_xact_lock(77)")')
+    with nodes.connected("a") as holder:
+        holder.execute("select pg_advisory_lock(77)")
+        slow = started(app, nodes, "migrate", "up", "--shards", "0")
+        wait_for(lambda: leased(nodes), "it has its lease")
+        moved = started(app, nodes, "shard", "move", "0", "--to", "b")
+        assert moved.stdout is not None
+        assert moved.stdout.readline().startswith("shard 0: put off (1): migration by ")
+        # Longer than a process that shows nothing counts as alive.
+        time.sleep(6)
+        assert moved.poll() is None
     said, _ = moved.communicate(timeout=PATIENT_S)
     assert moved.returncode == 0, said
-    assert "shard 0: put off (1): migration by " in said
     slow.communicate(timeout=PATIENT_S)
     assert slow.returncode == 0
     assert app.revisions()[0] == ("one",)

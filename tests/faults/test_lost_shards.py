@@ -121,6 +121,7 @@ def test_one_shard_that_the_standby_lacks_does_not_hold_up_the_others(nodes: Two
             found = [f for f in doctor.examine(nodes.catalog).findings if f.check == "shard-lost"]
             assert [(f.shards, f.nodes) for f in found] == [((0,), ("b",))]
             assert replace("--accept-loss", "0")[0] == 2
+            assert "shard 20 is not lost: nothing to accept" in replace("--accept-loss", "0,20", "--yes")[2]
             code, said, _ = replace("--accept-loss", "0", "--dry-run", "--json")
             assert code == 0
             planned = json.loads(said)

@@ -153,7 +153,7 @@ def replay(changes: list[Change], table: str) -> dict[int, dict[str, str | None]
             assert id_ not in rows, f"{id_} twice"
             rows[id_] = change.row
         elif change.kind == "update":
-            turn = int((change.row["name"] or "").rpartition(" ")[2])
+            turn = int((change.row["name"] or "").rpartition("/")[2])
             assert turn > turns[id_], f"{id_}: {turn} after {turns[id_]}"
             turns[id_] = turn
             rows[id_] |= change.row
@@ -265,7 +265,7 @@ def test_the_stream_goes_on_from_a_promoted_standby(with_standby: tuple[TwoNodes
         replaced = command_here(*words, SHARDIDS_CATALOG=nodes.catalog_url)
         assert replaced.returncode == 0, replaced.stderr
         code, out, err = run(nodes, "status")
-        assert (code, slot in out) == (0, True), err
+        assert (code, slot in out) == (0, True), (out, err)
         db.execute(more)
         # As START_REPLICATION does with the position that a consumer has stored.
         db.execute("select pg_replication_slot_advance(%s, %s)", [slot, position])

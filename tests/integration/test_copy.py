@@ -48,6 +48,7 @@ from shardids.client.copying import Copied
 from shardids.client.copying.sources import CHUNK
 from shardids.errors import BadArgument, ConnectionFailed, CopyFailed, ShardFenced
 from tests.support import moves_by_hand
+from tests.support.clusters import connected
 from tests.support.moves_by_hand import SHARD, two_nodes
 from tests.support.waiting import wait_for
 
@@ -415,6 +416,16 @@ def test_a_fenced_shard_takes_no_rows(filled: Cluster) -> None:
         filled.copy(loose, numbers(10), shard=5)
     assert isinstance(caught.value.__cause__, ShardFenced)
     assert caught.value.copied == {}
+
+
+def test_rows_of_a_shard_without_a_node_are_refused_by_name(blank_database: Callable[[], URL]) -> None:
+    nodes = two_nodes(blank_database)
+    with connected(nodes["catalog"]) as connection:
+        connection.execute("delete from shardids_catalog.placement where shard = 3")
+    with Cluster.connect(nodes["catalog"], listen=False) as cluster:
+        with pytest.raises(CopyFailed, match=r"row 1 of loose .*: no node holds shard 3") as caught:
+            cluster.copy(loose, [ANN], shard=3)
+        assert caught.value.copied == {}
 
 
 def test_a_lost_connection_leaves_whole_blocks(filled: Cluster) -> None:

@@ -58,9 +58,12 @@ def test_a_cluster_that_stays(folder: Path) -> None:
     assert again["a"].url() == catalog
 
     # Another size is another cluster.
-    for nodes, shards, words in ((3, 4, "2 nodes, not 3"), (1, 4, "2 nodes, not 1"), (2, 8, "4, not 8")):
-        with pytest.raises(ClusterConflict, match=words):
+    for nodes, shards, words in ((3, 4, "2 nodes, not 3"), (2, 8, "4 shards, not 8")):
+        with pytest.raises(ClusterConflict, match=words) as refused:
             devcluster.up(home, nodes, shards)
+        assert f"shardids dev down --dir {home} --remove" in refused.value.hint
+        with pytest.raises(ClusterConflict, match=words):
+            devcluster.checked_count(home, nodes, shards)
 
     assert [server.is_running for server in devcluster.servers_in(home).values()] == [True, True]
     drawn = command_here("id", "next", "--shard", "3", "-n", "2", "--catalog", catalog)
@@ -155,6 +158,12 @@ def test_a_cluster_on_ports_of_its_own_choice(folder: Path) -> None:
     )
     assert servers["a"].port == first
     assert made[-1] == (4, 4)
+    devcluster.down(home, remove=False)
+    with pytest.raises(ClusterConflict, match="holds a cluster of 4 shards, not 8"):
+        devcluster.up(home, 1, 8)
+    assert not devcluster.servers_in(home)["a"].is_running
+    refused = command_here("dev", "up", "--dir", str(home), "--nodes", "3", "--dry-run")
+    assert (refused.returncode, "1 node, not 3" in refused.stderr) == (1, True)
     devcluster.down(home, remove=True)
 
 

@@ -197,6 +197,11 @@ def operate(story: Story) -> None:
     story.both("shard move 0 --back")
     story.both("rebalance --drain a --margin 1", code=2)
     story.both("rebalance --drain nonesuch", code=1)
+    story.both("shard pin 0")
+    story.both("rebalance --drain b", code=1)
+    story.both("shard unpin 0")
+    story.both("shard unpin 0")
+    story.both("shard pin 0 --node nonesuch", code=1)
     story.both("rebalance")
     with story.catalog() as catalog:
         home = catalog.node_of(0).name
@@ -265,6 +270,8 @@ def tenants(story: Story) -> None:
     there, quick = str((home + 1) % 4), ("--root", "photo.name", "--settle", "100ms")
     story.both("tenant move nobody --to-shard", there, *quick, code=1)
     story.both("tenant move cat --to-shard", there, *quick)
+    story.both("tenant pin cat")
+    story.both("tenant unpin cat")
     story.both("tenant sync")
     story.both("tenant move cat --back --settle 100ms")
 
@@ -278,10 +285,11 @@ def adopt(story: Story) -> None:
     assert planned.returncode == 0, planned
     story.both("adopt prepare --source", source, "--dir", str(story.folder), plan, code=2)
     story.both("adopt prepare --source", source, plan)
-    story.both("adopt run --source", source, plan, code=1)
+    story.both("adopt run --source", source, plan, code=2)
+    story.both("adopt run --via", story.database("relay"), "--source", source, plan, code=1)
     for words in ("run --resume", "run --stop", "abort", "switch", "switch --keep-back", "back", "finish"):
         story.both(f"adopt {words}", code=1)
-    story.both("adopt run --resume --direct", code=2)
+    story.both("adopt run --resume --trust nobody", code=2)
     story.both("adopt run", code=2)
     story.both("key adopt public.nonesuch --shard 1", code=2)
     story.both("key function public.nonesuch --shard 1", code=2)

@@ -51,6 +51,11 @@ shard purge all --yes
 shard move 3 --to a --offline
 rebalance --dry-run
 rebalance --drain a --dry-run
+shard pin 3
+tenant pin cat
+rebalance --watch --over 1s --dry-run
+shard unpin 3
+tenant unpin cat
 query-node refresh
 query-node drop
 """

@@ -223,7 +223,7 @@ def test_a_difference_is_found(nodes: TwoNodes) -> None:
                 source.execute(f"alter table {s}.seats disable trigger shardids_barrier")
                 source.execute(f"update {s}.seats set taken = 'bob'")
 
-    with pytest.raises(MoveFailed, match=rf"table {s}.seats differs: 1 rows .* on node \"a\", 1 rows"):
+    with pytest.raises(MoveFailed, match=rf"table {s}.seats differs: 1 row .* on node \"a\", 1 row"):
         mover.move(nodes.catalog, shard, "b", options=Options(verify=True), on_event=tamper)
     assert nodes.catalog.node_of(shard).name == "b"
     assert nodes.leftovers() == []

@@ -10,11 +10,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from shardids.cli import app
+from shardids import mover
+from shardids.cli import app, shards
 from shardids.pg.embedded import temporary_servers
+from shardids.replication import programs
 from tests.support.clusters import Nursery
 from tests.support.killed_moves import killed_move
-from tests.support.moves import TwoNodes, assert_one_owner, two_nodes
+from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
 
 Run = Callable[..., Result]
 
@@ -42,8 +44,9 @@ def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) 
     shard = nodes.new_shard()
     planned = run("shard", "move", str(shard), "--to", "b", "--dry-run", "--json")
     (plan,) = json.loads(planned.stdout)
-    assert plan | {"bytes": 0} == {
-        "shard": shard, "from": "a", "to": "b", "tables": 7, "rows": plan["rows"], "bytes": 0, "sequences": 2,
+    assert plan | {"size_bytes": 0} == {
+        "shard": shard, "from": "a", "to": "b", "tables": 6, "rows": plan["rows"], "size_bytes": 0,
+        "sequences": 2,
     }  # fmt: skip
     assert nodes.catalog.node_of(shard).name == "a"
     moved = run("shard", "move", str(shard), "--to", "b", "--verify", "--json")
@@ -53,12 +56,15 @@ def test_a_shard_goes_there_is_purged_and_comes_back(nodes: TwoNodes, run: Run) 
     assert result["pause_ms"] < 2000
     assert f"shard {shard}: cutover" in moved.stderr
     assert_one_owner(nodes, shard)
+    assert f'info old-copy  node "a", shard {shard}\n' in run("doctor").stdout
     assert json.loads(run("shard", "purge", str(shard), "--dry-run", "--json").stdout)[0]["node"] == "a"
     refused = run("shard", "purge", "all")
     assert (refused.exit_code, "no terminal to ask at" in refused.stderr) == (2, True)
     assert f"old copies of shard {shard}," in refused.stderr
+    mistyped = run("shard", "purge", str(shard), "--node", "A", "--yes")
+    assert (mistyped.exit_code, 'there is no node "A"' in mistyped.stderr) == (1, True)
     (purged,) = json.loads(run("shard", "purge", "all", "--yes", "--json").stdout)
-    assert (purged["shard"], purged["node"]) == (shard, "a")
+    assert (purged["shard"], purged["node"], purged["schema"]) == (shard, "a", "old copy")
     assert_one_owner(nodes, shard)
     assert run("shard", "purge", str(shard)).stderr == "No old copy is left\n"
     back = run("shard", "move", str(shard), "--back", "--offline")
@@ -85,6 +91,52 @@ def test_a_broken_off_move_is_told_and_taken_up(nodes: TwoNodes, run: Run) -> No
     assert run("shard", "move", "--abort").stderr == "Nothing to do\n"
 
 
+def test_an_interrupted_command_says_how_to_go_on(
+    nodes: TwoNodes, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first test leaves this one on a, with a copy on b.
+    shard, told = 0, shards._told
+    assert run("shard", "purge", str(shard), "--yes").exit_code == 0
+
+    def interrupting(event: mover.Event) -> tuple[str, float]:
+        if event == mover.StepBegun(shard=shard, step="copy"):
+            raise KeyboardInterrupt
+        return told(event)
+
+    monkeypatch.setattr(shards, "_told", interrupting)
+    interrupted = run("shard", "move", str(shard), "--to", "b")
+    move = f"shardids shard move {shard}"
+    said = f'Interrupted at step "copy". Go on: {move} --resume; undo: {move} --abort'
+    assert (interrupted.exit_code, interrupted.stderr.splitlines()[-1]) == (130, said)
+    assert run("shard", "move", str(shard), "--abort").exit_code == 0
+    assert_one_owner(nodes, shard)
+    # Here the interrupt undoes the move.
+    monkeypatch.setattr(shards, "_told", told)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs.Programs, "copy_rows", interrupt)
+        interrupted = run("shard", "move", str(shard), "--to", "b", "--offline")
+    said = "Interrupted. Nothing is left to resume."
+    assert (interrupted.exit_code, interrupted.stderr.splitlines()[-1]) == (130, said)
+    assert run("shard", "move", "--resume").stderr == "Nothing to do\n"
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_locked_table_is_named(nodes: TwoNodes, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = nodes.new_shard("create table {s}.users (id bigint primary key)")
+    monkeypatch.setattr(programs, "_LOCK_WAIT_MS", 300)
+    with nodes.connected("a") as holder, holder.transaction():
+        holder.execute(f"lock table {schema(shard)}.users in access exclusive mode".encode())
+        pid = holder.info.backend_pid
+        refused = run("shard", "move", str(shard), "--to", "b", "--dry-run")
+    assert refused.exit_code == 1
+    who = f'table users is locked by process {pid} of role "postgres" (in a transaction for'
+    assert refused.stderr.startswith(f'Error: shard {shard}, node "a": {who}'), refused.stderr
+    assert f"or end it: select pg_terminate_backend({pid})" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -97,6 +149,7 @@ def test_a_broken_off_move_is_told_and_taken_up(nodes: TwoNodes, run: Run) -> No
         (["5", "--back"], 1, "shard 5 was never moved"),
         (["5", "--resume"], 1, "no move of shard 5 is under way"),
         (["5", "--to", "b", "--max-pause", "soon"], 2, "'soon' is not a duration"),
+        (["5", "--to", "b", "--max-pause", "500"], 2, "Write 500ms or 500s."),
     ],
 )
 def test_what_can_not_be(run: Run, words: list[str], code: int, message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import event
 
 from shardids import AsyncCluster, Cluster, mover
 from shardids.errors import ShardidsError
@@ -58,8 +59,8 @@ def test_writers_wait_until_the_target_takes_their_writes(nodes: TwoNodes) -> No
 
     writing = threading.Thread(target=write)
 
-    def begin(event: mover.Event) -> None:
-        if isinstance(event, StepBegun) and event.step == "place":
+    def begin(happened: mover.Event) -> None:
+        if isinstance(happened, StepBegun) and happened.step == "place":
             # The source is fenced, and the target is not active.
             writing.start()
             await_waiting(nodes, shard)
@@ -96,8 +97,8 @@ def test_a_mover_that_hangs_after_the_fence_keeps_nobody_waiting(nodes: TwoNodes
     shard = nodes.new_shard(TABLES)
     waited_s: list[float] = []
 
-    def hang(event: mover.Event) -> None:
-        if isinstance(event, StepDone) and event.step == "cutover":
+    def hang(happened: mover.Event) -> None:
+        if isinstance(happened, StepDone) and happened.step == "cutover":
             began = time.monotonic()
             assert insert(nodes, "a", shard) == "SI003"
             waited_s.append(time.monotonic() - began)
@@ -171,8 +172,9 @@ def test_a_move_opens_connections_before_its_cutover(nodes: TwoNodes) -> None:
             connection.rollback()
         assert of_clients(nodes, "b") == 0
 
-        def look(event: mover.Event) -> None:
-            if isinstance(event, StepBegun) and event.step == "cutover":
+        def look(happened: mover.Event) -> None:
+            # Well before the cutover: the indexes are made meanwhile.
+            if isinstance(happened, StepBegun) and happened.step == "barrier":
                 wait_for(lambda: of_clients(nodes, "b") == 3, "as many connections as to the source")
                 seen.append(3)
 
@@ -181,6 +183,30 @@ def test_a_move_opens_connections_before_its_cutover(nodes: TwoNodes) -> None:
             connection.close()
     assert seen == [3]
     wait_for(lambda: of_clients(nodes, "b") == 0, "they are closed")
+
+
+def test_connections_that_are_opened_before_hold_no_lock(nodes: TwoNodes) -> None:
+    """The target's activation would wait for those of the shard's sequences."""
+    shard = nodes.new_shard(TABLES)
+    locked: list[tuple[int]] = []
+
+    def look(*_: object) -> None:
+        with nodes.connected("b") as connection:
+            locked.extend(
+                connection.execute(
+                    "select count(*) from pg_locks l join pg_stat_activity a using (pid)"
+                    " where a.application_name = 'warm' and l.locktype = 'relation'"
+                    " and l.mode <> 'AccessShareLock'"
+                )
+            )
+
+    with Cluster.connect(nodes.catalog_url, **OPTIONS) as cluster:
+        there = [cluster.at(shard=shard).connection() for _ in range(3)]
+        event.listen(cluster.engine(nodes.catalog.placement().nodes["b"]), "connect", look)
+        mover.move(nodes.catalog, shard, "b")
+        for connection in there:
+            connection.close()
+    assert locked[:3] == [(0,)] * 3
 
 
 def test_no_more_connections_are_opened_than_the_pool_keeps(nodes: TwoNodes) -> None:

@@ -38,7 +38,14 @@ from sqlalchemy.orm import (
 from sqlalchemy.sql.schema import ForeignKey
 
 from shardids import AsyncCluster, Cluster, primary_key, sharding_key
-from shardids.errors import BadArgument, CannotCombine, ClusterConflict, FanOutRefused, MissingPrivilege
+from shardids.errors import (
+    BadArgument,
+    CannotCombine,
+    ClusterConflict,
+    ConnectionFailed,
+    FanOutRefused,
+    MissingPrivilege,
+)
 from shardids.tables import views
 from shardids.tables.views.refresh import state_of
 from tests.conftest import MakeRole, found_cluster
@@ -331,6 +338,28 @@ def test_locks_writes_and_other_schemas_are_refused(session: Session) -> None:
             session.execute(wrong)
     with pytest.raises(DBAPIError, match="division by zero"):
         session.execute(select(func.avg(User.id / 0)))
+
+
+def test_an_error_names_what_helps(urls: dict[str, URL], session: Session) -> None:
+    locked = select(User.age).with_for_update().subquery()
+    changed = update(Photo).values(likes=0).returning(Photo.id).cte()
+    for wrong, helps in (
+        (select(func.count(changed.c.id.distinct())), False),
+        (select(func.count(locked.c.age.distinct())), False),
+        (select(User.age, func.avg(User.id)), False),
+        (select(func.count(User.age.distinct())).where(func.no_such_function(User.id) > 0), True),
+    ):
+        with pytest.raises(CannotCombine) as caught:
+            session.execute(wrong)
+        assert ("query-node refresh" in caught.value.hint) is helps
+        assert "elect the" in caught.value.hint
+    with connected(urls["q"]) as connection:
+        connection.execute("alter server shardids_b options (set port '1')")
+    with pytest.raises(
+        ConnectionFailed, match='the query node can\'t reach node "b": could not connect'
+    ) as failed:
+        session.execute(GROUPS)
+    assert "query-node status" in failed.value.hint
 
 
 def test_the_engine_says_what_is_allowed(cluster: Cluster) -> None:

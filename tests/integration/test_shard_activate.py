@@ -251,7 +251,7 @@ def test_a_schema_that_is_no_shard_of_its_node_is_dropped_when_the_node_is_named
         assert purge(nodes, number, "--node", "b").returncode == 2
         done = purge(nodes, number, "--node", "b", "--yes", "--json")
         (dropped,) = json.loads(done.stdout)
-        assert (dropped["shard"], dropped["node"], dropped["is_known"]) == (number, "b", False)
+        assert (dropped["shard"], dropped["node"], dropped["schema"]) == (number, "b", "unknown")
         with nodes.connected("b") as connection:
             there = connection.execute("select to_regnamespace(%s)::text", [schema(number)]).fetchone()
         assert there == (None,)

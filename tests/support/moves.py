@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,6 +22,7 @@ from shardids.pg.urls import parse_url
 from shardids.replication.sides import Digest, Side, digests
 from shardids.testing.devcluster import create_cluster
 from tests.support.proxy import Proxy
+from tests.support.writing import Threads, Written, change_users
 
 APPLICATION = """
     create type {s}.mood as enum ('low', 'high');
@@ -125,44 +125,12 @@ def proxies_of(nodes: TwoNodes) -> Iterator[dict[str, Proxy]]:
             nodes.catalog.point_node(Node(name=name, url=server.url()))
 
 
-@dataclass
-class Written:
-    """What one writer knows to be committed."""
-
-    users: dict[int, str] = field(default_factory=dict)
-    deleted: set[int] = field(default_factory=set)
-    photos: dict[int, int] = field(default_factory=dict)
-    pauses_s: list[float] = field(default_factory=list)
-    refusals: set[str | None] = field(default_factory=set)
-
-
-class Writers:
+class Writers(Threads[Written]):
     """Threads that insert, update and delete in a shard, wherever it is, and try again when refused."""
 
     def __init__(self, nodes: TwoNodes, shard: int, number: int = 4, every_s: float = 0.0) -> None:
-        self._nodes, self._shard, self._every_s = nodes, shard, every_s
-        self._stop = threading.Event()
-        self._failures: list[BaseException] = []
-        self.written = [Written() for _ in range(number)]
-        self._threads = [
-            threading.Thread(target=self._run, args=(index, written), daemon=True)
-            for index, written in enumerate(self.written)
-        ]
-
-    def __enter__(self) -> Writers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
-        if self._failures:
-            raise self._failures[0]
+        super().__init__(Written, number, every_s)
+        self._nodes, self._shard = nodes, shard
 
     @property
     def rows(self) -> int:
@@ -171,7 +139,7 @@ class Writers:
 
     def _run(self, index: int, written: Written) -> None:
         connections: dict[str, psycopg.Connection | None] = dict.fromkeys(self._nodes.servers)
-        name, last = "a", None
+        last = None
         own: list[int] = []
         s, turn = schema(self._shard), 0
         catalog = psycopg.connect(self._nodes.catalog_url, autocommit=True)
@@ -183,7 +151,7 @@ class Writers:
                     connection = connections[name] or psycopg.connect(self._nodes.servers[name].url())
                     connections[name] = connection
                     with connection.transaction():
-                        change = self._change(connection, s, index, turn, own)
+                        change = change_users(connection, s, index, turn, own)
                     change(written)
                     now = time.monotonic()
                     if last is not None:
@@ -199,8 +167,6 @@ class Writers:
                         connections[name] = None
                     time.sleep(0.005)
                     name = self._place(catalog)
-        except BaseException as failure:  # noqa: BLE001 -- raised again by stop
-            self._failures.append(failure)
         finally:
             for connection in (*connections.values(), catalog):
                 if connection is not None:
@@ -210,40 +176,6 @@ class Writers:
         return catalog.execute(
             "select node from shardids_catalog.placement where shard = %s", [self._shard]
         ).fetchone()[0]
-
-    @staticmethod
-    def _change(
-        connection: psycopg.Connection, s: str, index: int, turn: int, own: list[int]
-    ) -> Callable[[Written], None]:
-        if turn % 5 == 3 and own:
-            changed, name = own[turn % len(own)], f"changed {turn}"
-            connection.execute(f"update {s}.users set name = %s where id = %s", [name, changed])
-            return lambda written: written.users.update({changed: name})
-        if turn % 7 == 5 and len(own) > 3:
-            gone = own.pop(turn % len(own))
-            connection.execute(f"delete from {s}.users where id = %s", [gone])
-
-            def delete(written: Written) -> None:
-                written.deleted.add(gone)
-                del written.users[gone]
-                for photo in [p for p, user in written.photos.items() if user == gone]:
-                    del written.photos[photo]
-
-            return delete
-        name = f"{index}/{turn}"
-        (user,) = connection.execute(
-            f"insert into {s}.users (name) values (%s) returning id", [name]
-        ).fetchone()
-        (photo,) = connection.execute(
-            f"insert into {s}.photos (user_id, size) values (%s, 1) returning id", [user]
-        ).fetchone()
-
-        def insert(written: Written) -> None:
-            own.append(user)
-            written.users[user] = name
-            written.photos[photo] = user
-
-        return insert
 
 
 def assert_nothing_lost(nodes: TwoNodes, shard: int, writers: Writers) -> None:
@@ -258,9 +190,7 @@ def assert_nothing_lost(nodes: TwoNodes, shard: int, writers: Writers) -> None:
     assert orphans == 0
     ids: list[int] = []
     for written in writers.written:
-        assert written.users.items() <= users.items()
-        assert written.photos.items() <= photos.items()
-        assert not written.deleted & users.keys()
+        assert written.is_in(users, photos)
         ids += [*written.users, *written.deleted, *written.photos]
     assert len(ids) == len(set(ids))
     assert len(ids) > 0

@@ -1,4 +1,4 @@
-"""The clock of a server, to be stepped. As a program it swings: ``server_clock.py FOLDER SECONDS STEPS``.
+"""The clock of a server, to be stepped. As a program it swings: ``server_clock.py FOLDER SECONDS STEPS AROUND``.
 
 It is a program because the sessions of a test leave its own process too little time to step a clock every few
 ms. Only the standard library is imported here, so that it starts quickly.
@@ -42,9 +42,9 @@ class Clock:
         new.chmod(0o644)
         new.replace(self._file)
 
-    def swing(self, duration_s: float, steps: int) -> None:
+    def swing(self, duration_s: float, steps: int, *, around_s: float = 0.0) -> None:
         """Steps the clock to anywhere within 200 s every few ms, for so long and so often at least."""
-        command = [sys.executable, __file__, self._folder, str(duration_s), str(steps)]
+        command = [sys.executable, __file__, self._folder, str(duration_s), str(steps), str(around_s)]
         subprocess.run(command, check=True, timeout=600)
 
 
@@ -59,16 +59,16 @@ def faketime_library() -> Path:
     return found[0]
 
 
-def main(folder: str, duration_s: str, steps: str) -> None:
+def main(folder: str, duration_s: str, steps: str, around_s: str) -> None:
     clock = Clock(Path(folder))
     chance = random.Random(1)
     end = time.monotonic() + float(duration_s)
     taken = 0
     while time.monotonic() < end or taken < int(steps):
-        clock.set(chance.uniform(-SWING_S, SWING_S))
+        clock.set(float(around_s) + chance.uniform(-SWING_S, SWING_S))
         taken += 1
         time.sleep(0.003)
-    clock.set(0)
+    clock.set(float(around_s))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from shardids.client.routing.fanout import Asked, Capture, MergePlan, OrderKey, node_statement, plan
+from shardids.client.routing.fanout import Asked, Capture, MergePlan, node_statement, plan
+from shardids.client.routing.orders import OrderKey
 from shardids.errors import CannotCombine
 
 NAN = float("nan")

@@ -14,6 +14,7 @@ from shardids.client import routing
 KNOWN = {
     "_add_event": "a listener of statements that comes after all others",
     "_begin": "a part of a transaction that fails as a flush does",
+    "_compiler_dispatcher": "whether an application writes an element's SQL, which nothing public tells",
     "_connections": "a connection for the rows of association tables",
     "_execute_internal": "where all ways to execute meet",
     "_generate_cache_key": "what a statement's structure says is kept by it",

@@ -86,14 +86,39 @@ REFERENCES = "Reference tables: a write that waits, and a join"
 BUSY = "PostgreSQL 18, fsync on, {} shards, {}"
 N = r"([\d,.]*\d)"
 CLIENTS = "16 clients"
+NEWEST = "The 20 newest rows of all shards"
+ROUTED = "cluster.session() on the shard / CPU of get, a plain Session on the shard"
 
 QUOTES: list[tuple[str, str, list[Figure]]] = [
     (
         "../README.md",
-        rf"by itself {N} µs \(`nextval\(\)` {N}, `uuidv7\(\)` {N}\). Over 1,024 shards, {N} % fewer rows",
+        rf"by itself {N} µs \(`nextval\(\)` {N}, `uuidv7\(\)` {N}\). Over 1,024 shards, 16 clients\n"
+        rf"commit {N} % fewer rows per second than with an identity column, and one client {N} % fewer",
         [
             *(median("Draws, one session", name) for name in ("next_id()", "nextval()", "uuidv7()")),
-            fewer(ONE_ROW, BUSY.format("1,024", CLIENTS), "rows/s, next_id()", "rows/s, identity"),
+            *(
+                fewer(ONE_ROW, BUSY.format("1,024", clients), "rows/s, next_id()", "rows/s, identity")
+                for clients in (CLIENTS, "1 client")
+            ),
+        ],
+    ),
+    (
+        "how-to/route-queries.md",
+        rf"row by its ID costs {N} % more .* on the shard, and a row inserted {N} % more",
+        [
+            more("Routing", f"CPU of get, {ROUTED}"),
+            more(
+                "One row in a session",
+                "CPU of cluster.session() / CPU of a plain Session on the shard, primary_key()",
+            ),
+        ],
+    ),
+    (
+        "how-to/route-queries.md",
+        rf"on two nodes that is {N} ms instead\nof {N}",
+        [
+            median(NEWEST, f"1,024 shards, in {session}, the session over all shards")
+            for session in ("a kept session", "a new one")
         ],
     ),
     ("explanation/generator.md", rf"\| `next_id\(\)` \| {N} \| {N} s \| {N} MB", of_draws("next_id()")),
