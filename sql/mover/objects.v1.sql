@@ -4,17 +4,23 @@
 
 -- Everything that goes with the schema and nothing else: what is not listed here does not belong to the shard.
 -- version is another one after each ALTER, GRANT, REVOKE, COMMENT ..., and after some statements that change nothing
--- that anybody can see, such as TRUNCATE and REINDEX.
+-- that anybody can see, such as TRUNCATE and REINDEX. The server itself writes rows of pg_class anew: ANALYZE does, also
+-- autovacuum's, for a table that has lost its last child. So a relation's version is what its row says.
 create function shardids.objects_of(shard integer) returns table (classid oid, objid oid, version text)
 language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
   with schema (oid) as (select to_regnamespace(shardids.schema_of(shard))::oid),
   relation as (
-    select c.oid, c.xmin, c.reltoastrelid from pg_class c where c.relnamespace = (table schema)),
+    select c.oid, c.reltoastrelid,
+           row(c.relname, c.reloftype, c.relowner, c.relam, c.relfilenode, c.reltablespace, c.relpersistence, c.relnatts, c.relchecks,
+               c.relhasrules, c.relrowsecurity, c.relforcerowsecurity, c.relispopulated, c.relreplident, c.relispartition,
+               c.relacl, c.reloptions, t.reloptions)::text as version
+    from pg_class c left join pg_class t on t.oid = c.reltoastrelid
+    where c.relnamespace = (table schema)),
   toast as (
     select r.reltoastrelid as oid from relation r where r.reltoastrelid <> 0)
   select 'pg_namespace'::regclass::oid, n.oid, n.xmin::text from pg_namespace n where n.oid = (table schema)
-  union all select 'pg_class'::regclass, r.oid, r.xmin::text from relation r
+  union all select 'pg_class'::regclass, r.oid, r.version from relation r
   union all select 'pg_class'::regclass, t.oid, null::text as version from toast t
   union all select 'pg_class'::regclass, i.indexrelid, null::text as version from toast t join pg_index i on i.indrelid = t.oid
   union all select 'pg_attrdef'::regclass, d.oid, d.xmin::text from pg_attrdef d join relation r on r.oid = d.adrelid
@@ -90,6 +96,9 @@ begin atomic
     union all
     select format('index %s %s', i.indexrelid, i.xmin) from own o join pg_index i on i.indexrelid = o.objid
     where o.classid = 'pg_class'::regclass
+    union all
+    select format('trigger %s %s', t.oid, t.tgenabled) from own o join pg_trigger t on t.tgrelid = o.objid
+    where o.classid = 'pg_class'::regclass and t.tgisinternal and t.tgenabled <> 'O'
     union all
     select format('child %s %s %s', i.inhrelid, i.inhparent, i.xmin) from own o join pg_inherits i on o.objid in (i.inhrelid, i.inhparent)
     where o.classid = 'pg_class'::regclass

@@ -177,3 +177,43 @@ def test_what_the_generator_and_moves_have_is_left_out(make_node: MakeNode) -> N
         before = read(url)
         connection.execute("select shardids.add_barriers(5)")
         assert read(url) == before
+
+
+def test_each_change_is_another_version_and_the_servers_own_work_is_none(
+    make_node: MakeNode, make_role: MakeRole
+) -> None:
+    """A move that saw another version would end: ANALYZE writes a table's row when its last child has gone."""
+    url, role = make_node(), str(make_role().username)
+    with connected(url) as connection:
+
+        def version() -> str:
+            (found,) = connection.execute("select shardids.schema_version(5)").fetchone()
+            return str(found)
+
+        connection.execute(EVERYTHING.format(s="shard_0005").encode())
+        connection.execute("create table shard_0005.child () inherits (shard_0005.users)")
+        connection.execute("drop table shard_0005.child")
+        before = version()
+        connection.execute("select nextval('shard_0005.numbers')")
+        connection.execute(
+            "insert into shard_0005.photos (id, title) select n, 'a' from generate_series(1, 9) n"
+        )
+        connection.execute("vacuum (analyze)")
+        for table in (
+            "pg_class",
+            "pg_attribute",
+            "pg_trigger",
+            "pg_index",
+            "pg_constraint",
+            "pg_type",
+            "pg_proc",
+        ):
+            connection.execute(f"vacuum (freeze) {table}".encode())
+        assert version() == before
+        for change, _ in (*CHANGES, ("truncate {s}.photos", "")):
+            statement = change.replace("{s}", "shard_0005").replace("{role}", f'"{role}"')
+            connection.execute(statement.encode())
+            after = version()
+            assert (after == before) == ("publication" in change), change
+            before = after
+        connection.execute(f'drop owned by "{role}" cascade'.encode())

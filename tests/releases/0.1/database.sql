@@ -1813,9 +1813,10 @@ CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, ob
           SELECT (to_regnamespace(shardids.schema_of(objects_of.shard)))::oid AS to_regnamespace
          ), relation AS (
           SELECT c.oid,
-             c.xmin,
-             c.reltoastrelid
-            FROM pg_class c
+             c.reltoastrelid,
+             (ROW(c.relname, c.reloftype, c.relowner, c.relam, c.relfilenode, c.reltablespace, c.relpersistence, c.relnatts, c.relchecks, c.relhasrules, c.relrowsecurity, c.relforcerowsecurity, c.relispopulated, c.relreplident, c.relispartition, c.relacl, c.reloptions, t.reloptions))::text AS version
+            FROM (pg_class c
+              LEFT JOIN pg_class t ON ((t.oid = c.reltoastrelid)))
            WHERE (c.relnamespace = ( SELECT schema.oid
                     FROM schema))
          ), toast AS (
@@ -1832,7 +1833,7 @@ CREATE FUNCTION shardids.objects_of(shard integer) RETURNS TABLE(classid oid, ob
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
      r.oid,
-     (r.xmin)::text AS xmin
+     r.version
     FROM relation r
  UNION ALL
   SELECT 'pg_class'::regclass AS regclass,
@@ -4431,6 +4432,11 @@ CREATE FUNCTION shardids.schema_version(shard integer) RETURNS text
             FROM (own o
               JOIN pg_index i ON ((i.indexrelid = o.objid)))
            WHERE (o.classid = ('pg_class'::regclass)::oid)
+         UNION ALL
+          SELECT format('trigger %s %s'::text, t.oid, t.tgenabled) AS format
+            FROM (own o
+              JOIN pg_trigger t ON ((t.tgrelid = o.objid)))
+           WHERE ((o.classid = ('pg_class'::regclass)::oid) AND t.tgisinternal AND (t.tgenabled <> 'O'::"char"))
          UNION ALL
           SELECT format('child %s %s %s'::text, i.inhrelid, i.inhparent, i.xmin) AS format
             FROM (own o
@@ -7455,9 +7461,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385240475998617602);
-INSERT INTO shard_0000.kept VALUES (385240475998617603);
-INSERT INTO shard_0000.kept VALUES (385240475998617604);
+INSERT INTO shard_0000.kept VALUES (385277685191933954);
+INSERT INTO shard_0000.kept VALUES (385277685191933955);
+INSERT INTO shard_0000.kept VALUES (385277685191933956);
 
 
 --
@@ -7521,8 +7527,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713399126109026473/5/16969', 1, 4147793266575671296, '757', '2026-11-29 01:28:06.716184+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713399126109026473/5/16969', 1, 4147793266575671296, '758', '2026-11-29 01:28:06.793902+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713437240942898034/5/16969', 1, 3882828556467699712, '757', '2026-11-29 03:55:58.2352+00', NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713437240942898034/5/16969', 1, 3882828556467699712, '758', '2026-11-29 03:55:58.242937+00', NULL);
 
 
 --
@@ -7548,7 +7554,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 01:28:05.525299+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 03:55:58.084011+00');
 
 
 --
@@ -7609,7 +7615,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 01:28:06.830001+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 03:55:58.247745+00', NULL);
 
 
 --
@@ -7716,7 +7722,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 4147793358424158196, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3882828648325057975, true);
 
 
 --
@@ -7730,7 +7736,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 4147793358424158071, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3882828648325057952, true);
 
 
 --
@@ -7772,7 +7778,7 @@ SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91848486692, true);
+SELECT pg_catalog.setval('shardids.step_1', 91857358231, true);
 
 
 --
@@ -7807,7 +7813,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91848486775, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91857358240, true);
 
 
 --
