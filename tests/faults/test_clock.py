@@ -27,8 +27,8 @@ SESSIONS = 16
 AHEAD_S = 7200.0
 """How far the clock is ahead of the machine's when it is right.
 
-libfaketime shows signal handlers the machine's clock: under an earlier one PostgreSQL ends each wait for a lock at its
-first alarm, a second after it began.
+libfaketime shows signal handlers the machine's clock: under an earlier one PostgreSQL ends each wait for a
+lock at its first alarm, a second after it began.
 """
 EXHAUSTED_S = (LAYOUT.epoch_ms + (1 << LAYOUT.time_bits)) / 1000
 

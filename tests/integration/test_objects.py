@@ -182,7 +182,7 @@ def test_what_the_generator_and_moves_have_is_left_out(make_node: MakeNode) -> N
 def test_each_change_is_another_version_and_the_servers_own_work_is_none(
     make_node: MakeNode, make_role: MakeRole
 ) -> None:
-    """A move that saw another version would end: ANALYZE writes a table's row when its last child has gone."""
+    """A move that saw another version would end: ANALYZE writes a table's row once it has no child left."""
     url, role = make_node(), str(make_role().username)
     with connected(url) as connection:
 

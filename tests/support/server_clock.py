@@ -1,4 +1,4 @@
-"""The clock of a server, to be stepped. As a program it swings: ``server_clock.py FOLDER SECONDS STEPS AROUND``.
+"""The clock of a server, to be stepped. ``server_clock.py FOLDER SECONDS STEPS AROUND`` lets it swing.
 
 It is a program because the sessions of a test leave its own process too little time to step a clock every few
 ms. Only the standard library is imported here, so that it starts quickly.
