@@ -102,6 +102,7 @@ class Holder:
         since_s: how long its transaction has been open, as far as this role may see it.
         statement: the last that it began, as far as this role may see it.
         table: the name of the relation that it locks, without its schema; ``None`` of an advisory lock.
+        is_waiting: it only waits for the lock, and others wait behind it.
     """
 
     pid: int | None
@@ -111,6 +112,7 @@ class Holder:
     statement: str
     gid: str | None
     table: str | None
+    is_waiting: bool = False
 
     def __str__(self) -> str:
         """Name it as errors do."""
@@ -146,6 +148,7 @@ def holders_of_tables(
 
 
 _PATIENCE: Final = "10s"
+_EXCLUSIVE: Final = ("AccessExclusiveLock",)
 _LOCK_TIMEOUT: Final = "55P03"
 _AGAIN: Final = "Run the command again"
 
@@ -203,14 +206,33 @@ def locked(
     return _naming(error, where, holders, again)
 
 
+def unread(
+    error: StatementFailed, places: Iterable[tuple[str, Engine]], again: str = _AGAIN
+) -> StatementFailed:
+    """Return an error that names who keeps tables of a database from being read, if that is why it came.
+
+    ``places``: the databases that may be meant, each with the name that the message begins with. All tables
+    count but the server's own. ``again``: as :func:`locked` takes it.
+    """
+    if error.sqlstate != _LOCK_TIMEOUT or error.hint:
+        return error
+    for where, engine in places:
+        with suppress(ShardidsError), engine.connect() as connection:
+            if holders := _held(connection, None, _EXCLUSIVE):
+                return _naming(error, where, holders, again)
+    return StatementFailed(error.message, hint=f"The lock is gone by now. {again}.", sqlstate=error.sqlstate)
+
+
 def _held(
     connection: Connection,
-    schemas: Collection[str],
+    schemas: Collection[str] | None,
     modes: Collection[str] | None,
     names: Collection[str] = (),
 ) -> list[Holder]:
-    by = {"schemas": list(schemas), "names": list(names), "modes": modes and list(modes)}
-    return _holders(connection, **by, queued=True)
+    """Return who holds locks, and who waits for one of the modes. Without ``schemas``, on all tables."""
+    by = {"schemas": schemas and list(schemas), "names": list(names), "modes": modes and list(modes)}
+    found = _holders(connection, **by, is_everywhere=schemas is None, queued=True)
+    return found if any(not one.is_waiting for one in found) else []
 
 
 def _naming(error: StatementFailed, where: str, holders: Sequence[Holder], again: str) -> StatementFailed:
@@ -218,16 +240,22 @@ def _naming(error: StatementFailed, where: str, holders: Sequence[Holder], again
         message = error.message if error.message.startswith(where) else f"{where}: {error.message}"
         hint = f"The lock is gone by now. {again}."
         return StatementFailed(message, hint=hint, sqlstate=error.sqlstate)
-    by_table: dict[str | None, list[Holder]] = {}
+    by_table: dict[str | None, list[Holder]] = {one.table: [] for one in holders if not one.is_waiting}
     for one in holders:
-        by_table.setdefault(one.table, []).append(one)
-    tables = [f"table {table} is locked by {named(them)}" for table, them in by_table.items()][:_MOST_NAMED]
-    steps = [*dict.fromkeys(one.remedy for one in holders)][:_MOST_NAMED]
+        by_table.get(one.table, []).append(one)
+    tables = [_locked(table, them) for table, them in by_table.items()][:_MOST_NAMED]
+    steps = [*dict.fromkeys(one.remedy for one in holders if not one.is_waiting)][:_MOST_NAMED]
     return StatementFailed(
         f"{where}: {'; '.join(tables)}",
         hint=f"{again}, once that has ended; or end it: {'; '.join(steps)}",
         sqlstate=error.sqlstate,
     )
+
+
+def _locked(table: str | None, them: Iterable[Holder]) -> str:
+    waiting = [one for one in them if one.is_waiting]
+    by = f"table {table} is locked by {named(one for one in them if not one.is_waiting)}"
+    return f"{by}, which {named(waiting)} waits for, to lock it" if waiting else by
 
 
 def named(holders: Iterable[Holder], otherwise: str = "a session that has just ended") -> str:
@@ -242,6 +270,7 @@ def _holders(connection: Connection, **by: object) -> list[Holder]:
         "parts": None,
         "names": [],
         "schemas": [],
+        "is_everywhere": False,
         "modes": None,
         "queued": False,
     }
@@ -253,14 +282,15 @@ _HOLDERS: Final = text("""
     select l.pid, coalesce(a.usename, p.owner)::text as role, coalesce(a.application_name, '') as application,
            extract(epoch from pg_catalog.clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8
              as since_s,
-           coalesce(a.query, '') as statement, p.gid, c.relname::text as "table"
+           coalesce(a.query, '') as statement, p.gid, c.relname::text as "table", not l.granted as is_waiting
     from pg_catalog.pg_locks l
     left join pg_catalog.pg_stat_activity a on a.pid = l.pid
     left join pg_catalog.pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid'
       and x.virtualtransaction = l.virtualtransaction
     left join pg_catalog.pg_prepared_xacts p on p.transaction = x.transactionid
     left join pg_catalog.pg_class c on l.locktype = 'relation' and c.oid = l.relation
-    where l.granted and l.pid is distinct from pg_catalog.pg_backend_pid()
+    where (l.granted or :queued and l.locktype = 'relation' and l.mode = any (cast(:modes as text[])))
+      and l.pid is distinct from pg_catalog.pg_backend_pid()
       and l.database = (select d.oid from pg_catalog.pg_database d
                         where d.datname = pg_catalog.current_database())
       and case l.locktype
@@ -271,7 +301,9 @@ _HOLDERS: Final = text("""
                               from pg_catalog.unnest(cast(:names as text[])) name)
                or c.relkind in ('r', 'p', 'm', 'f', 'v')
                   and c.relnamespace in (select n.oid from pg_catalog.pg_namespace n
-                                         where n.nspname = any (cast(:schemas as text[]))))
+                                         where n.nspname = any (cast(:schemas as text[]))
+                                           or :is_everywhere and n.nspname !~ '^pg_'
+                                              and n.nspname <> 'information_schema'))
               and (cast(:modes as text[]) is null or l.mode = any (cast(:modes as text[]))
                    or :queued and exists (
                      select from pg_catalog.pg_locks w

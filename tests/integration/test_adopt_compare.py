@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -15,24 +15,20 @@ from sqlalchemy import text
 from shardids.adopt import adoption
 from shardids.adopt.run import comparing, following, sparing
 from shardids.errors import AdoptionFailed, BadArgument
-from shardids.pg.embedded import temporary_servers
 from shardids.pg.reader import Reader
 from shardids.replication.steps import Event, Waiting
-from tests.support.adoptions import Clients, Shop, home_of, new_shop, schema
+from tests.support.adoptions import Clients, Shop, home_of, schema
 from tests.support.standbys import standby_of
 
 NAMES = {"public.countries", "public.cities", "public.users", '"The Shop"."Orders"', "public.lines"}
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[Shop]:
-    with temporary_servers(3) as servers:
-        shop = new_shop(servers)
-        with closing(shop.catalog):
-            if not shop.has_row_filters:
-                pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
-            adoption.run(shop.catalog, shop.plan)
-            yield shop
+def shop(any_shop: Shop) -> Shop:
+    if not any_shop.has_row_filters:
+        pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
+    adoption.run(any_shop.catalog, any_shop.plan)
+    return any_shop
 
 
 def test_rows_that_change_are_read_again_by_their_primary_keys(

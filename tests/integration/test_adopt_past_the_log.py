@@ -8,18 +8,7 @@ import pytest
 
 from shardids.adopt import adoption
 from shardids.errors import AdoptionFailed
-from shardids.pg.embedded import temporary_servers
-from tests.support.adoptions import Shop, assert_as_before, assert_in_shards, begin_anew, new_shop
-
-pytestmark = pytest.mark.usefixtures("needs_row_filters")
-
-
-@pytest.fixture(scope="module")
-def shop() -> Iterator[Shop]:
-    with temporary_servers(3) as servers:
-        shop = new_shop(servers)
-        yield shop
-        shop.catalog.close()
+from tests.support.adoptions import Shop, assert_as_before, assert_in_shards, begin_anew
 
 
 @pytest.fixture

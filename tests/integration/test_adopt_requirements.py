@@ -12,20 +12,9 @@ from psycopg.conninfo import make_conninfo
 from shardids.adopt import adoption
 from shardids.adopt.run import comparing
 from shardids.errors import AdoptionFailed, AdoptionRefused
-from shardids.pg.embedded import temporary_servers
 from shardids.pg.urls import parse_url
-from tests.support.adoptions import Shop, assert_as_before, new_shop, schema
+from tests.support.adoptions import Shop, assert_as_before, schema
 from tests.support.waiting import wait_for
-
-pytestmark = pytest.mark.usefixtures("needs_row_filters")
-
-
-@pytest.fixture(scope="module")
-def shop() -> Iterator[Shop]:
-    with temporary_servers(3) as servers:
-        shop = new_shop(servers)
-        yield shop
-        shop.catalog.close()
 
 
 def test_columns_of_several_collations_are_compared(shop: Shop) -> None:

@@ -6,7 +6,6 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -49,21 +48,6 @@ from tests.support.adoptions import (
     schema,
 )
 from tests.support.planted_code import Recorded
-
-
-@pytest.fixture(scope="module")
-def any_shop() -> Iterator[Shop]:
-    with temporary_servers(3) as servers:
-        shop = new_shop(servers)
-        yield shop
-        shop.catalog.close()
-
-
-@pytest.fixture
-def shop(any_shop: Shop) -> Shop:
-    if not any_shop.has_row_filters:
-        pytest.skip("PostgreSQL 14 has no row filters; that it is refused is tested")
-    return any_shop
 
 
 def test_keys_that_live_elsewhere_are_refused(shop: Shop) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,8 +9,7 @@ import pytest
 from shardids.adopt import adoption
 from shardids.adopt.plan.document import Kind, OldIds, Plan, TablePlan
 from shardids.errors import AdoptionRefused
-from shardids.pg.embedded import temporary_servers
-from tests.support.adoptions import SHARDS, Shop, begin_anew, home_of, new_shop, schema
+from tests.support.adoptions import SHARDS, Shop, begin_anew, home_of, schema
 
 MEDIA = """
     create table {s}.media (
@@ -20,23 +17,19 @@ MEDIA = """
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[Shop]:
-    with temporary_servers(3) as servers:
-        shop = new_shop(servers)
-        with closing(shop.catalog):
-            if not shop.has_row_filters:
-                pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
-            with shop.connected("source") as source:
-                source.execute(MEDIA.format(s="public", type="integer").encode())
-                source.execute("""
-                    alter table media replica identity full,
-                      add foreign key (user_id) references users on delete set null""")
-            for node, shards in shop.catalog.placement().by_node().items():
-                with shop.connected(node) as connection:
-                    for shard in shards:
-                        made = MEDIA.format(s=schema(shard), type="bigint")
-                        connection.execute(made.encode())
-            yield shop
+def shop(any_shop: Shop) -> Shop:
+    if not any_shop.has_row_filters:
+        pytest.skip("PostgreSQL 14 has no row filters, and is refused: test_adopt_run.py")
+    with any_shop.connected("source") as source:
+        source.execute(MEDIA.format(s="public", type="integer").encode())
+        source.execute("""
+            alter table media replica identity full,
+              add foreign key (user_id) references users on delete set null""")
+    for node, shards in any_shop.catalog.placement().by_node().items():
+        with any_shop.connected(node) as connection:
+            for shard in shards:
+                connection.execute(MEDIA.format(s=schema(shard), type="bigint").encode())
+    return any_shop
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,14 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL
 
-from shardids.adopt.locks import await_recovered, explained
 from shardids.adopt.plan.document import STAYS
 from shardids.adopt.plan.inventory import ForeignKey, Inventory, Table
 from shardids.adopt.plan.paths import Sorted, Way
+from shardids.adopt.recovery import await_recovered
 from shardids.errors import BadArgument, MissingPrivilege, StatementFailed
 from shardids.pg.connections import CONNECT_TIMEOUT_S, open_engine
 from shardids.pg.definitions import Column
+from shardids.pg.locks import unread
 from shardids.pg.queries import batches, prepare, statement
 from shardids.pg.reader import SOURCE_HINT, danger_at_source
 from shardids.pg.urls import parse_url
@@ -88,7 +89,7 @@ class Source:
             with self._opened() as connection:
                 yield connection
         except StatementFailed as error:
-            raise explained(error, "Plan again", [("the source", self._engine)]) from error
+            raise unread(error, [("the source", self._engine)], "Plan again") from error
 
     @contextmanager
     def _opened(self) -> Iterator[Connection]:

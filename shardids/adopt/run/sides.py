@@ -17,9 +17,9 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
-from shardids.adopt.locks import await_recovered, explained
 from shardids.adopt.plan.document import Kind, Plan, TablePlan
 from shardids.adopt.plan.obstacles import ROUTE
+from shardids.adopt.recovery import await_recovered
 from shardids.catalog.nodes import administrative_engine
 from shardids.catalog.old_ids import lowest_new_id
 from shardids.catalog.rows import Catalog, Description
@@ -28,6 +28,7 @@ from shardids.errors import AdoptionFailed, BadArgument, StatementFailed
 from shardids.ids.layout import Layout
 from shardids.pg.connections import keep_commits, keep_settings
 from shardids.pg.definitions import KEY_TYPES, Column, Definition, read_definitions
+from shardids.pg.locks import unread
 from shardids.pg.queries import quoted
 from shardids.pg.urls import parse_url, with_password_of
 from shardids.replication.sides import SESSION, Side, move_nodes
@@ -318,7 +319,7 @@ def opened_sides(
                 )
                 for side in sides.all
             ]
-            raise explained(error, "Run the command again", names) from error
+            raise unread(error, names) from error
 
 
 @contextmanager
