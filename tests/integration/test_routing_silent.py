@@ -242,7 +242,7 @@ def written(id_: int, slug: Any) -> dict[str, Any]:
 def test_a_key_that_sql_computes_does_not_come_to_a_shard_where_nobody_looks_for_it(cluster: Cluster) -> None:
     with cluster.sharded_session() as session:
         job = session.scalars(select(Job).order_by(Job.id).limit(1)).one()
-        low, computed = job.id + 1, func.lower("ELSEWHERE")
+        low, computed = cluster.at(id=job.id).reserve(1)[0], func.lower("ELSEWHERE")
         writes: list[Any] = [
             lambda: session.execute(insert(Job).values(written(low, computed))),
             lambda: session.execute(insert(Job.__table__).values(written(low, computed))),

@@ -89,7 +89,6 @@ class CsvFile:
             raise BadArgument(
                 f"{delimiter!r} can't separate the fields of a CSV file", hint="Give one character."
             )
-        csv.field_size_limit(LONGEST_FIELD)
         first = file.readline().removeprefix(_BOM)
         if columns is not None:
             return cls(names=list(columns), delimiter=delimiter, file=file, begun=first, first_line=1)

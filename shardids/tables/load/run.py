@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections import Counter
@@ -26,7 +27,7 @@ from shardids.client.placement import PATIENCE_S
 from shardids.errors import BadArgument, ClusterConflict, ShardidsError
 from shardids.models.columns import next_id
 from shardids.pg.locks import AdvisoryLock, holders_of
-from shardids.tables.load.files import CsvFile, ParquetFile
+from shardids.tables.load.files import LONGEST_FIELD, CsvFile, ParquetFile
 from shardids.tables.load.sending import (
     File,
     Mark,
@@ -128,7 +129,10 @@ def load(
         spelled="--{}".format,
     )
     refuse_lookups(target, cluster.placement.lookups.values())
-    with nullcontext() if settings.dry_run else _alone(cluster, settings.name) as alone:
+    with (
+        _process_settings(),
+        nullcontext() if settings.dry_run else _alone(cluster, settings.name) as alone,
+    ):
         # Before any row is routed: rows that follow a later version are not those of the marks.
         homes_version = cluster._followed.homes.version
         marks = read_marks(cluster, settings.name, source, homes_version if settings.shard is None else None)
@@ -139,10 +143,6 @@ def load(
             require=lambda: None if alone is None else _require_alone(alone, settings.name),
             dry_run=settings.dry_run,
         )
-        switching_s = sys.getswitchinterval()
-        # A node's thread needs the interpreter for an instant after each answer, and would wait as long for
-        # it.
-        sys.setswitchinterval(_SWITCHING_S)
         try:
             return _Load(
                 cluster,
@@ -155,8 +155,20 @@ def load(
                 homes_version=homes_version,
             ).run(on_progress)
         finally:
-            sys.setswitchinterval(switching_s)
             rejects.close()
+
+
+@contextmanager
+def _process_settings() -> Iterator[None]:
+    """Set, until the block ends, what Python has once for the whole process."""
+    switching_s, longest = sys.getswitchinterval(), csv.field_size_limit(LONGEST_FIELD)
+    # A node's thread needs the interpreter for an instant after each answer, and would wait as long for it.
+    sys.setswitchinterval(_SWITCHING_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switching_s)
+        csv.field_size_limit(longest)
 
 
 @contextmanager

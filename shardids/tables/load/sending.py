@@ -29,7 +29,7 @@ from shardids.pg.queries import batches
 from shardids.pg.schemas import administers, untrusted
 from shardids.pg.sqlfiles import read_sql
 from shardids.pg.statement_log import logged_copy
-from shardids.tables.load.files import LONGEST_FIELD, Batch
+from shardids.tables.load.files import Batch
 
 TABLE = "shardids_load"
 
@@ -260,7 +260,6 @@ class Rejects:
     def _read(self) -> list[Reject]:
         """Return the records in the file."""
         path = self.path
-        csv.field_size_limit(LONGEST_FIELD)
         try:
             is_one = path.is_file() or not path.exists()
             # Its end may be cut off within a character.
