@@ -79,7 +79,10 @@ def _batch(connection: Connection, first: int, count: int) -> list[Shard]:
 
 
 ISSUES_IDS: Final = "shardids: as long as this line is here, not activated is shard "
-"""A comment in the body of a function that issues the IDs of a shard; the shard's number follows."""
+"""A comment in the body of a function that issues the IDs of a shard; the shard's number follows.
+
+Any role can write it into a function of its own: it counts where the shard's row has an issuer.
+"""
 
 
 def issuers(connection: Connection) -> dict[int, list[str]]:
@@ -108,4 +111,8 @@ def require_no_issuer(connection: Connection, shard: int, node: str) -> None:
 _ISSUERS: Final = text(r"""
     select cast(substring(p.prosrc from '-- ' || :mark || '(\d{1,5})\n') as integer) as shard,
            p.oid::regprocedure::text as name
-    from pg_proc p where p.prosrc ~ ('-- ' || :mark || '\d{1,5}\n') order by 1, 2""")
+    from pg_proc p
+    where p.prosrc ~ ('-- ' || :mark || '\d{1,5}\n')
+      and cast(substring(p.prosrc from '-- ' || :mark || '(\d{1,5})\n') as integer)
+          in (select s.id from shardids.shard s where s.issuer is not null)
+    order by 1, 2""")

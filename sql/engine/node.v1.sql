@@ -55,11 +55,13 @@ create table shardids.shard (
   incarnation     bigint,
   changed_in      xid8        not null default pg_current_xact_id(),
   activated_at    timestamptz,
-  arrived         text        check (arrived in ('tables', 'rows', 'all'))
+  arrived         text        check (arrived in ('tables', 'rows', 'all')),
+  issuer          text
 );
 
 comment on table shardids.shard is 'The shards of this database; change it with shardids.fence and shardids.activate only';
 comment on column shardids.shard.high_water_tick is 'No tick up to this one is issued again';
+comment on column shardids.shard.issuer is 'The function that issues the shard''s IDs since shardids key function --back: its body has a mark';
 comment on column shardids.shard.unfences is 'The fenced value of id_offset that the last activation releases';
 comment on column shardids.shard.server is 'shardids.server() when the shard was activated';
 comment on column shardids.shard.timeline is 'WAL timeline when the shard was activated';

@@ -299,6 +299,48 @@ def test_the_way_back_restores_the_body_and_no_id_comes_again(published: tuple[U
 
 
 @pytest.mark.usefixtures("near")
+def test_a_function_that_was_restored_draws_from_the_shard_again(published: tuple[URL, Catalog]) -> None:
+    """By the command that the doctor and a refused activation print."""
+    url, catalog = published
+    before = scalar(url, DEFINITION)
+    replace_function(catalog, "insta5.next_id", 5)
+    with Writers(url, count=2) as new:
+        pass
+    restore_function(catalog, "insta5.next_id", 5)
+    with Writers(url, count=2) as old:
+        pass
+    dry = replace_function(catalog, "insta5.next_id", 5, dry_run=True)
+    assert scalar(url, "select state from shardids.shard where id = 5") == "fenced"
+    done = replace_function(catalog, "insta5.next_id", 5)
+    assert (done.is_new, done.first_id >= dry.first_id > max(old.ids)) == (True, True)
+    with Writers(url, count=2) as again:
+        pass
+    assert min(again.ids) >= done.first_id
+    ids = [*new.ids, *old.ids, *again.ids]
+    assert len(ids) == len(set(ids))
+    assert scalar(url, "select state from shardids.shard where id = 5") == "active"
+    assert [one for one in doctor.examine(catalog, ["shard-stopped"]).findings if 5 in one.shards] == []
+    restore_function(catalog, "insta5.next_id", 5)
+    assert scalar(url, DEFINITION).replace(f"\n-- {ISSUES_IDS}5\n", "") == before
+
+
+def test_another_role_can_not_pretend_that_its_function_issues_ids(published: tuple[URL, Catalog]) -> None:
+    url, catalog = published
+    with connected(url) as connection:
+        connection.execute("create schema odd")
+        connection.execute(
+            "create function odd.f() returns int language plpgsql as"
+            f" 'begin return 1; end\n-- {ISSUES_IDS}5\n'"
+        )
+        connection.execute("select shardids.fence(5)")
+    (found,) = [one for one in doctor.examine(catalog, ["shard-stopped"]).findings if 5 in one.shards]
+    assert str(found.severity) == "error"
+    mover.activate(catalog, 5)
+    with connected(url) as connection:
+        connection.execute("drop schema odd cascade")
+
+
+@pytest.mark.usefixtures("near")
 def test_draws_during_the_way_back_are_never_doubled(published: tuple[URL, Catalog]) -> None:
     url, catalog = published
     replace_function(catalog, "insta5.next_id", 5)

@@ -198,7 +198,8 @@ def replace_function(
     """Let a function issue the IDs of a shard, all above those that it issued before.
 
     ``function``: its name with its schema, as SQL writes it. Its tables, their defaults and what calls it
-    stay as they are. Repeating the call changes nothing.
+    stay as they are. Repeating the call changes nothing. A shard that is fenced because the function was
+    restored is opened again.
 
     Raises:
         BadArgument: the function does not exist.
@@ -206,13 +207,16 @@ def replace_function(
             from the shard. The message gives every reason; nothing was changed.
         AdoptionFailed: transactions that have drawn from it do not end; nothing was changed.
     """
-    with opened_shard(catalog, shard, purpose="change of a function", dry_run=dry_run) as its:
+    purpose = "change of a function"
+    with opened_shard(catalog, shard, purpose=purpose, dry_run=dry_run, may_be_fenced=True) as its:
         with its.connection.begin():
             found = find_function(its, function)
             columns = columns_of(its, found)
-        if _is_replaced(its, found):
-            return _done(its, found, columns, is_new=False)
-        _refuse_used(its)
+        if not (its.state == "fenced" and _is_issuer(its, found)):
+            its.require_active()
+            if _is_replaced(its, found):
+                return _done(its, found, columns, is_new=False)
+            _refuse_used(its)
         sequence = examine(its, found, columns)
         highest = highest_id(its, columns)
         if dry_run:
@@ -293,7 +297,9 @@ def _replace(shard: Shard, function: Function, sequence: str) -> None:
             f"{function.name} was changed meanwhile, or the server was too slow",
             hint="Run the command again.",
         )
-    _set_body(shard, function, f"{_draw(shard, function)}{_FORMER}{_as_comment(function.source)}")
+    former = _as_comment(_MARK.sub("", function.source))
+    _set_body(shard, function, f"{_draw(shard, function)}{_FORMER}{former}")
+    shard.execute("update shardids.shard set issuer = null where id = :shard", shard=shard.number)
 
 
 def _set_body(shard: Shard, function: Function, body: str) -> None:
@@ -382,6 +388,17 @@ def _former_body(shard: Shard, function: Function) -> str:
 
 _MARK: Final = re.compile(rf"\n-- {ISSUES_IDS}\d+\n$")
 """The last line of a body that was restored before."""
+
+
+def _mark(shard: Shard) -> str:
+    return f"\n-- {ISSUES_IDS}{shard.number}\n"
+
+
+def _is_issuer(shard: Shard, function: Function) -> bool:
+    """Return whether the function issues the shard's IDs since it was restored, and the shard is fenced."""
+    return function.source.endswith(_mark(shard))
+
+
 _MOST_AHEAD_S: Final = 60.0
 _CLOSE_S: Final = 0.05
 
@@ -497,7 +514,12 @@ def _restore(shard: Shard, function: Function, body: str) -> int:
                     f"{function.name} was changed meanwhile, or the clock went back",
                     hint="Run the command again.",
                 )
-            _set_body(shard, function, f"{body}\n-- {ISSUES_IDS}{shard.number}\n")
+            _set_body(shard, function, f"{body}{_mark(shard)}")
+            shard.execute(
+                "update shardids.shard set issuer = :name where id = :shard",
+                name=function.name,
+                shard=shard.number,
+            )
     except BaseException:
         # A rollback brings the shard's row back, and not its sequence. What its row says stays.
         with shard.connection.begin():

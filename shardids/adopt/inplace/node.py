@@ -30,7 +30,7 @@ _PATIENCE_S: Final = 120.0
 class Shard:
     """A shard, and a connection to its owner.
 
-    ``schema``: of the shard. ``next_id``: its function, as SQL writes it.
+    ``schema``: of the shard. ``next_id``: its function, as SQL writes it. ``state``: active, fenced or moved.
     """
 
     connection: Connection
@@ -38,11 +38,24 @@ class Shard:
     node: str
     schema: str
     layout: Layout
+    state: str
 
     @property
     def next_id(self) -> sql.Composable:
         """The call that draws an ID."""
         return sql.SQL("{}()").format(sql.Identifier(self.schema, "next_id"))
+
+    def require_active(self) -> None:
+        """Require that the shard issues IDs.
+
+        Raises:
+            ClusterConflict: it does not.
+        """
+        if self.state != "active":
+            raise ClusterConflict(
+                f'shard {self.number} is not active on node "{self.node}"',
+                hint=f"shardids shard list {self.number}",
+            )
 
     def execute(self, statement: sql.Composable | str, **parameters: object) -> Any:
         """Run a statement in the open transaction; ``:name`` in a plain string is a parameter."""
@@ -54,9 +67,14 @@ class Shard:
 
 @contextmanager
 def opened_shard(
-    catalog: Catalog, shard: int, *, purpose: str | None = None, dry_run: bool = False
+    catalog: Catalog,
+    shard: int,
+    *,
+    purpose: str | None = None,
+    dry_run: bool = False,
+    may_be_fenced: bool = False,
 ) -> Iterator[Shard]:
-    """Yield a shard, which is active, and a connection to the node that it lives on.
+    """Yield a shard, which is active unless it may be fenced, and a connection to the node that it lives on.
 
     With ``purpose``, which names the work to commands that meet it, under the shard's lease.
 
@@ -76,17 +94,21 @@ def opened_shard(
             text("select schema, state from shardids.shard where id = :shard"), {"shard": shard}
         ).one_or_none()
         connection.rollback()
-        if row is None or row.state != "active":
+        if row is None:
             raise ClusterConflict(
-                f'shard {shard} is not active on node "{node}"', hint=f"shardids shard list {shard}"
+                f'shard {shard} is not on node "{node}"', hint=f"shardids shard list {shard}"
             )
-        yield Shard(
+        its = Shard(
             connection=connection,
             number=shard,
             node=node,
             schema=row.schema,
             layout=catalog.describe().layout,
+            state=row.state,
         )
+        if not (may_be_fenced and row.state == "fenced"):
+            its.require_active()
+        yield its
 
 
 def with_short_locks(

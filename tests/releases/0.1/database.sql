@@ -6311,6 +6311,7 @@ CREATE TABLE shardids.shard (
     changed_in xid8 DEFAULT pg_current_xact_id() NOT NULL,
     activated_at timestamp with time zone,
     arrived text,
+    issuer text,
     CONSTRAINT shard_arrived_check CHECK ((arrived = ANY (ARRAY['tables'::text, 'rows'::text, 'all'::text]))),
     CONSTRAINT shard_check CHECK (((moved_to IS NULL) = (state <> 'moved'::text))),
     CONSTRAINT shard_id_check CHECK (((id >= 0) AND (id <= ((1 << shardids.shard_bits()) - 1)))),
@@ -6372,6 +6373,13 @@ COMMENT ON COLUMN shardids.shard.changed_in IS 'The transaction that last fenced
 --
 
 COMMENT ON COLUMN shardids.shard.arrived IS 'While the shard is moved here: tables and keys are there, also rows by pg_dump, or also indexes and constraints';
+
+
+--
+-- Name: COLUMN shard.issuer; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.shard.issuer IS 'The function that issues the shard''s IDs since shardids key function --back: its body has a mark';
 
 
 --
@@ -7461,9 +7469,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385277685191933954);
-INSERT INTO shard_0000.kept VALUES (385277685191933955);
-INSERT INTO shard_0000.kept VALUES (385277685191933956);
+INSERT INTO shard_0000.kept VALUES (385285631674155010);
+INSERT INTO shard_0000.kept VALUES (385285631674155011);
+INSERT INTO shard_0000.kept VALUES (385285631674155012);
 
 
 --
@@ -7527,8 +7535,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713437240942898034/5/16969', 1, 3882828556467699712, '757', '2026-11-29 03:55:58.2352+00', NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713437240942898034/5/16969', 1, 3882828556467699712, '758', '2026-11-29 03:55:58.242937+00', NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713445376187014884/5/16969', 1, 2756088622741454848, '757', '2026-11-29 04:27:32.796625+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713445376187014884/5/16969', 1, 2756088622741454848, '758', '2026-11-29 04:27:32.820119+00', NULL, NULL);
 
 
 --
@@ -7554,7 +7562,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 03:55:58.084011+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:27:32.274541+00');
 
 
 --
@@ -7615,7 +7623,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 03:55:58.247745+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:27:32.837884+00', NULL);
 
 
 --
@@ -7722,7 +7730,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 3882828648325057975, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2756088714600707700, true);
 
 
 --
@@ -7736,7 +7744,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 3882828648325057952, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2756088714600707660, true);
 
 
 --
@@ -7778,7 +7786,7 @@ SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91857358231, true);
+SELECT pg_catalog.setval('shardids.step_1', 91859252788, true);
 
 
 --
@@ -7813,7 +7821,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91857358240, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91859252812, true);
 
 
 --
