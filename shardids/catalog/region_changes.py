@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from shlex import quote
+from typing import Final
 
 from sqlalchemy import Connection, text
 
@@ -12,6 +14,8 @@ from shardids.catalog.rows import Catalog, describe_in, lock_placement, read_pla
 from shardids.catalog.topology import Placement, no_shard
 from shardids.errors import ClusterConflict
 from shardids.pg.notation import counted, named_shards
+
+_MOST_NAMED: Final = 5
 
 Change = Callable[[Connection, Placement], None]
 
@@ -138,7 +142,7 @@ def _refuse_taken(region: Region, there: Placement) -> None:
 
 
 def _refuse_keys(connection: Connection, region: str) -> None:
-    """Refuse while the directory names homes of the region's keys: another region may get its name."""
+    """Refuse while keys of the region are in the directory, or are pinned: another may get its name."""
     count = connection.scalar(
         text("select count(*) from shardids_catalog.key_home where split_part(kind, '@', 2) = :region"),
         {"region": region},
@@ -147,6 +151,18 @@ def _refuse_keys(connection: Connection, region: str) -> None:
         raise ClusterConflict(
             f'region "{region}" has {counted(count, "key")} in the directory of keys',
             hint="Move them back to the shards of their hashes first. See: shardids tenant list",
+        )
+    pinned = connection.execute(
+        text("""
+            select kind, key from shardids_catalog.key_pin where split_part(kind, '@', 2) = :region
+            order by kind, key"""),
+        {"region": region},
+    ).all()
+    if pinned:
+        steps = [f"shardids tenant unpin {quote(row.key)} --kind {row.kind}" for row in pinned[:_MOST_NAMED]]
+        raise ClusterConflict(
+            f'region "{region}" has pins of {counted(len(pinned), "key")}',
+            hint=f"Take them away first: {'; '.join(steps)}",
         )
 
 

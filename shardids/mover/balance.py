@@ -333,8 +333,9 @@ def plan_balance(
             "no node can take shards in",
             hint="To add one: shardids node add NAME --url postgresql://…",
         )
-    fixed = {shard: placement.node_of[shard] for shard in resting if shard in placement.node_of}
-    fixed |= _pinned(catalog, placement, drained)
+    fixed = _pinned(catalog, placement, drained)
+    # Also of those that a pin takes to another node: a move that fails is not begun again at once.
+    fixed |= {shard: placement.node_of[shard] for shard in resting if shard in placement.node_of}
     measured = measure(catalog, by) if weights is None else weights
     weights = {shard: weight for shard, weight in measured.items() if placement.node_of.get(shard) in nodes}
 

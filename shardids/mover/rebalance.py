@@ -107,7 +107,7 @@ def carry_out(
 ) -> list[Result | NotMoved]:
     """Move shards one after another, and replace old copies on their targets.
 
-    A shard that another process has moved to its target meanwhile is passed over. A move that fails is
+    A shard that another process has moved meanwhile, or that was lost, is passed over. A move that fails is
     undone, and the others go on.
 
     Raises:
@@ -122,7 +122,7 @@ def carry_out(
             lambda t: move(catalog, t.shard, t.target, back=True, options=options, on_event=on_event),
         )
         for transfer in transfers
-        if catalog.placement().locate(transfer.shard).name != transfer.target
+        if catalog.placement().node_of.get(transfer.shard) == transfer.source
     ]
 
 

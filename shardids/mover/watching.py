@@ -246,7 +246,7 @@ class Watch:
             running, interrupted = self._open()
             if running:
                 self._forget()
-                self._say("waiting", f"for the move of shard {running[0].shard} by another command")
+                self._say("waiting", _behind_move(running))
                 return
             if interrupted:
                 self._forget()
@@ -274,11 +274,26 @@ class Watch:
         return _automatic(self._terms.options)
 
     def _open(self) -> tuple[list[Move], list[Move]]:
-        """Return the moves that processes work at, and those of a watch that were interrupted."""
+        """Return the moves that processes work at, and those of a watch that were interrupted.
+
+        Not among these are moves that could not be ended just now, and those of shards that are lost.
+        """
         found = open_moves(self._catalog)
         with self._catalog.engine.connect() as connection:
             running = [move for move in found if lives(connection, move.epoch)]
-        return running, [move for move in found if move.automatic and move not in running]
+        left = self._catalog.placement().lost.keys() | self._failed_now()
+        return running, [
+            move for move in found if move.automatic and move not in running and move.shard not in left
+        ]
+
+    def _resting(self) -> set[int]:
+        with self._catalog.engine.connect() as connection:
+            return shards_moved_within(connection, self._terms.rest_s)
+
+    def _failed_now(self) -> set[int]:
+        now = time.monotonic()
+        self._failed = {shard: until for shard, until in self._failed.items() if until > now}
+        return set(self._failed)
 
     def _read(self) -> None:
         placement = self._catalog.placement()
@@ -310,10 +325,7 @@ class Watch:
         return self._plan_of(mean)
 
     def _plan_of(self, weights: Mapping[int, float]) -> Balance:
-        terms, now = self._terms, time.monotonic()
-        with self._catalog.engine.connect() as connection:
-            resting = shards_moved_within(connection, terms.rest_s)
-        self._failed = {shard: until for shard, until in self._failed.items() if until > now}
+        terms = self._terms
         is_idle = terms.by is By.LOAD and sum(weights.values()) < _LEAST_LOAD * len(
             self._catalog.placement().nodes
         )
@@ -323,7 +335,7 @@ class Watch:
             margin=terms.margin,
             exclude=terms.exclude,
             weights=dict.fromkeys(weights, 0.0) if is_idle else weights,
-            resting=resting | self._failed.keys(),
+            resting=self._resting() | self._failed_now(),
             least_gain=terms.least_gain,
         )
 
@@ -340,6 +352,12 @@ class Watch:
             if time.monotonic() - planned_at > _STALE_S:
                 self._say("left", "the rest of the plan is too old: the load is measured anew")
                 return
+            if (
+                self._catalog.placement().node_of.get(transfer.shard) != transfer.source
+                or transfer.shard in self._resting()
+            ):
+                self._say("left", f"shard {transfer.shard}: another command has moved it", transfer)
+                continue
             if reason := self.not_now(transfer, datetime.now(UTC)):
                 self._say("waiting", reason, transfer)
                 continue
@@ -348,8 +366,10 @@ class Watch:
             self._ended(carry_out(self._catalog, [transfer], self._options, self._follow))
 
     def _hindrance(self) -> str | None:
-        """Return why no move may begin now: a node that is slow, or followers that are behind."""
+        """Return why no move may begin now: another move, a slow node, or followers that are behind."""
         terms = self._terms
+        if running := self._open()[0]:
+            return _behind_move(running)
 
         def ask(name: str, engine: Engine) -> str | None:
             with engine.connect() as connection:
@@ -461,6 +481,10 @@ def _automatic(options: Options) -> Options:
         on_busy=OnBusy.SKIP,
         automatic=True,
     )
+
+
+def _behind_move(running: Sequence[Move]) -> str:
+    return f"for the move of shard {running[0].shard} by another command"
 
 
 def _words(transfer: Transfer) -> str:

@@ -27,12 +27,14 @@ def answer_s(connection: Connection) -> float:
 
 
 # Of a standby that is connected, its position counts; of one that has a slot and is not, nobody knows it. A
-# role that may not see a standby's position gets null.
+# receiver that only writes the log, such as pg_receivewal, never replays it. A role that may not see a
+# standby's position gets null.
 _FOLLOWERS: Final = text("""
     with here as (
       select d.oid from pg_database d where d.datname = current_database()),
     followers as (
-      select format('standby "%s"', r.application_name) as name, r.replay_lsn as position
+      select format('standby "%s"', r.application_name) as name,
+             coalesce(r.replay_lsn, r.write_lsn) as position
       from pg_stat_replication r
       left join pg_replication_slots s on s.active_pid = r.pid
       where s.slot_type is distinct from 'logical' and r.state is distinct from 'backup'

@@ -10,6 +10,8 @@ import pytest
 from shardids import mover
 from shardids.catalog import pins
 from shardids.catalog.keys.homes import put_home
+from shardids.catalog.region_changes import create_region, drop_region
+from shardids.catalog.regions import Region
 from shardids.catalog.topology import Node, shard_for_key
 from shardids.errors import BadArgument, ClusterConflict, UnknownShard
 from shardids.mover.journal import Journal
@@ -76,6 +78,25 @@ def test_a_pinned_key_keeps_the_shard_where_it_lives_also_after_it_got_another(n
     assert [one.shard for one in pins.pins(nodes.catalog)] == [elsewhere]
     assert run(nodes, "tenant", "unpin", "acme")[0] == 0
     assert pins.pins(nodes.catalog) == []
+
+
+def test_a_region_that_has_a_pinned_key_is_not_dropped(nodes: TwoNodes) -> None:
+    """Its pin would stand in the way of every move, and nothing would name it."""
+    create_region(nodes.catalog, Region(name="eu", first_shard=14, last_shard=15))
+    assert run(nodes, "tenant", "pin", "acme", "--kind", "text@eu")[0] == 0
+    code, said = run(nodes, "region", "drop", "eu", "--yes")
+    assert (code, "shardids tenant unpin acme --kind text@eu" in " ".join(said.split())) == (1, True), said
+    assert run(nodes, "tenant", "unpin", "acme", "--kind", "text@eu")[0] == 0
+    drop_region(nodes.catalog, "eu")
+
+
+def test_a_shard_that_rests_is_not_moved_to_the_node_of_its_pin(nodes: TwoNodes) -> None:
+    """Its move has just failed, for one."""
+    shard = nodes.new_shard(SMALL)
+    pins.pin_shard(nodes.catalog, shard, "b")
+    plan = mover.plan_balance(nodes.catalog, mover.By.ROWS, margin=9, resting={shard})
+    assert plan.transfers == ()
+    pins.unpin_shard(nodes.catalog, shard)
 
 
 def test_a_plan_leaves_pinned_shards_where_they_are(nodes: TwoNodes) -> None:

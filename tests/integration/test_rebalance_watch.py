@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -15,7 +17,7 @@ from shardids import mover
 from shardids.catalog import pins
 from shardids.mover import watching as watching_module
 from shardids.mover.journal import alone
-from shardids.pg.embedded import temporary_servers
+from shardids.pg.embedded import find_binaries, temporary_servers
 from tests.support.clusters import command_here
 from tests.support.lengths import long
 from tests.support.moves import TwoNodes, assert_one_owner, schema, two_nodes
@@ -123,6 +125,47 @@ def test_a_standby_that_does_not_replay_keeps_moves_waiting(nodes: TwoNodes) -> 
             assert on_a(nodes) == list(SHARDS)
             there.execute("select pg_wal_replay_resume()")
             watched.wait_for("moved")
+
+
+@pytest.mark.long
+def test_a_receiver_that_only_writes_the_log_keeps_no_move_waiting(nodes: TwoNodes, tmp_path: Path) -> None:
+    receiver = [find_binaries() / "pg_receivewal", "-D", tmp_path, "-d", nodes.servers["b"].url(), "-s", "1"]
+    with subprocess.Popen(list(map(str, receiver))) as running:
+        try:
+            with nodes.connected("b") as connection:
+                wait_for(
+                    lambda: (
+                        connection.execute(
+                            "select write_lsn is not null and replay_lsn is null from pg_stat_replication"
+                        ).fetchone()
+                        == (True,)
+                    ),
+                    "the receiver",
+                )
+            with Watched(nodes.catalog_url, terms(max_lag_s=10)) as watched:
+                watched.wait_for("moved")
+        finally:
+            running.terminate()
+
+
+def test_a_plan_is_held_against_moves_of_others_before_each_of_its_moves(nodes: TwoNodes) -> None:
+    first, second = mover.plan_balance(nodes.catalog, mover.By.SIZE).transfers
+    with nodes.connected("a") as connection:
+        connection.execute("select pg_create_logical_replication_slot('nobody', 'pgoutput')")
+        with Watched(nodes.catalog_url, terms(max_lag_s=0.3)) as watched:
+            watched.wait_for("waiting", 'slot "nobody"')
+            mover.move(nodes.catalog, first.shard, "b")
+            mover.move(nodes.catalog, first.shard, "a", back=True)
+            with mover.moves.Journal.opened(nodes.catalog, 7) as journal:
+                journal.enter("a", offline=False)
+                connection.execute("select pg_drop_replication_slot('nobody')")
+                watched.wait_for("waiting", "for the move of shard 7 by another command")
+                assert watched.says("moving") == []
+                journal.end("aborted")
+            watched.wait_for("left", f"shard {first.shard}: another command has moved it")
+            watched.wait_for("moving", f"shard {second.shard}")
+            watched.wait_for("moved")
+    assert first.shard in on_a(nodes)
 
 
 def test_a_slow_node_keeps_moves_waiting(still: TwoNodes) -> None:
