@@ -81,7 +81,7 @@ def _batch(connection: Connection, first: int, count: int) -> list[Shard]:
 ISSUES_IDS: Final = "shardids: as long as this line is here, not activated is shard "
 """A comment in the body of a function that issues the IDs of a shard; the shard's number follows.
 
-Any role can write it into a function of its own: it counts where the shard's row has an issuer.
+Any role can write it into its functions: it counts where the shard's row has an issuer.
 """
 
 
