@@ -242,6 +242,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.long
 def test_a_switch_that_fails_leaves_nothing_that_keeps_log(own_shop: Shop) -> None:
     shop = own_shop
     kept: list[str] = []

@@ -104,6 +104,7 @@ def assert_same_at_source(store: Store) -> None:
         assert store.rows(table, columns) == there, table
 
 
+@pytest.mark.long
 def test_there_and_back_and_there_again_for_good() -> None:
     with store_of(can_go_back=True) as store:
         with Traffic(store) as traffic:
@@ -202,6 +203,7 @@ def test_a_row_that_loses_its_key_while_the_switch_waits_opens_the_source_again(
     assert_as_before(store)
 
 
+@pytest.mark.long
 def test_rows_whose_parents_are_truncated_and_loaded_again_go_with_them() -> None:
     """The shards' tables refer to what is truncated by foreign keys that the source does not have."""
     with store_of() as store, store.connected("source") as source:

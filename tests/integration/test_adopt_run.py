@@ -135,6 +135,7 @@ def test_indexes_are_made_when_the_rows_are_there(shop: Shop, is_aborted: bool) 
     assert_as_before(shop)
 
 
+@pytest.mark.long
 def test_a_copy_with_a_rate_takes_one_table_after_the_other(shop: Shop) -> None:
     begun, seconds, left = 0.0, 0.0, [0]
 

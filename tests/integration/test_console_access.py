@@ -173,6 +173,7 @@ def test_the_token_is_exchanged_for_a_cookie(closed_console: TestClient) -> None
     assert client.get("/api/job", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
+@pytest.mark.long
 def test_a_wrong_token_slows_down_the_next_ones_from_its_network(tmp_path: Path) -> None:
     (file := tmp_path / "token").write_text(TOKEN)
     right, wrong = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, TOKEN[:-1] + "x"))

@@ -82,6 +82,7 @@ def test_reference_rows_mean_the_same_on_all_nodes(urls: dict[str, URL]) -> None
             connection.close()
 
 
+@pytest.mark.long
 def test_timeouts_of_the_database_end_no_move(server: EmbeddedServer) -> None:
     urls = {name: database(server, f"hurried_{name}") for name in "ab"}
     found_cluster(urls["a"], urls, 4)

@@ -11,6 +11,7 @@ from benchmarks.watching import Drill
 from tests.support.waiting import wait_for
 
 
+@pytest.mark.long
 def test_a_hot_shard_gets_a_node_to_itself_and_no_write_is_lost() -> None:
     with Drill.opened(rows=200, writers=4, writes_a_second=100.0) as drill:
         assert not drill.is_alone()

@@ -406,6 +406,7 @@ def test_rows_are_committed_while_the_file_is_read(there: Cluster, admin: psycop
     assert sorted(row[2] for row in rows_of(there)) == list(range(90_000))
 
 
+@pytest.mark.long
 def test_a_load_that_is_killed_at_random_moments_has_each_row_once(
     there: Cluster, admin: psycopg.Connection
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_move_that_was_planned_before_the_region_is_refused(catalog: Catalog) 
     assert mover.all_moves(catalog) == []
 
 
+@pytest.mark.long
 def test_a_node_is_replaced_where_shards_live_outside_of_their_region(
     nodes: dict[str, URL], catalog: Catalog, run: Run
 ) -> None:

@@ -103,6 +103,7 @@ def test_pinned_and_excluded_shards_stay(nodes: TwoNodes) -> None:
     assert [one.shard for one in watched.decisions if one.what == "moved"] == [0]
 
 
+@pytest.mark.long
 def test_a_move_waits_for_followers_and_for_the_window(nodes: TwoNodes) -> None:
     with nodes.connected("a") as connection:
         connection.execute("select pg_create_logical_replication_slot('nobody', 'pgoutput')")

@@ -305,6 +305,7 @@ def test_a_revision_for_the_node_changes_the_contract(app: App) -> None:
     assert seen(app) == []
 
 
+@pytest.mark.long
 def test_a_move_to_another_major_version_records_the_schema_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_claim_made_on_the_way_and_one_given_up(nodes: TwoNodes, cluster: Clus
             session.commit()
 
 
+@pytest.mark.long
 def test_a_move_that_stops_between_claims_is_resumed(
     nodes: TwoNodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,7 @@ def shards_with(nodes: TwoNodes, key: str) -> list[int]:
     return [shard for shard in range(SHARDS) if ask(nodes, shard, query)]
 
 
+@pytest.mark.long
 def test_a_key_is_the_same_however_it_is_written(nodes: TwoNodes) -> None:
     written, same = "6F9619FF8B86D011B42D00C04FC964FF", "6f9619ff-8b86-d011-b42d-00c04fc964ff"
     choices = tenants.Choices(
@@ -342,6 +343,7 @@ def test_an_id_found_by_a_path_leads_to_its_row_that_has_left_the_key(nodes: Two
     assert shards_of(nodes, ids) == [source, source, target, target]
 
 
+@pytest.mark.long
 def test_an_id_leads_to_its_row_that_has_left_the_key_between_two_moves(nodes: TwoNodes) -> None:
     name, number = "given later", 11_001
     source, target = home(nodes, name), other_shard(nodes, name)

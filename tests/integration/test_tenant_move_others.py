@@ -496,6 +496,7 @@ def test_code_that_comes_while_rows_are_moved_is_refused(nodes: TwoNodes) -> Non
     assert_once(nodes, name, tenant)
 
 
+@pytest.mark.long
 def test_a_role_with_all_rights_on_the_tables_needs_no_trust(nodes: TwoNodes) -> None:
     """It could have made triggers, but not those of the move, also where a key has left before."""
     for node in "ab":
