@@ -221,6 +221,15 @@ class Leaving:
         )
 
 
+def has_left(side: Side, schema: str, move: int) -> bool:
+    """Return whether a shard refuses the key of a move for good.
+
+    Of a move that is on its way there is a gate as long as there are triggers.
+    """
+    with side.begin() as connection:
+        return bool(connection.scalar(_HAS_LEFT, {"schema": schema, "move": move}))
+
+
 def _named(on_wait: OnWait, table: str, attempt: int) -> None:
     on_wait(attempt, f"writers keep table {table}")
 
@@ -466,6 +475,11 @@ _GUARDED: Final = text("""
     where c.relnamespace = to_regnamespace(quote_ident(:schema)) and t.tgparentid = 0
       and starts_with(t.tgname, format('shardids_key_%s_', cast(:move as bigint)))
     order by 1""")
+_HAS_LEFT: Final = text("""
+    select shardids.gate_of(:move) is null and exists (
+      select from pg_trigger t join pg_class c on c.oid = t.tgrelid
+      where c.relnamespace = to_regnamespace(quote_ident(:schema))
+        and t.tgname = format('shardids_key_%s_insert', cast(:move as bigint)))""")
 # Of a partitioned table that refers to it, one; of its partitions none.
 _REFERRING: Final = text("""
     select k.conname::text as name, k.conrelid::regclass::text as referring,

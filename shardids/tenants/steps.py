@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Final
 
@@ -114,17 +114,20 @@ class Actions:
         with self._leaving.side.autocommit() as source:
             self._version = self._leaving.version(source)
         self._arriving.copy()
-        if listed := self._journal.listed_ids():
-            # By a move before: some of the rows may be another key's now.
-            with self._leaving.side.begin() as source:
-                for part in self._family.parts:
-                    self._release(keys_of_others(source, self._family, part, listed))
+        self._release_listed()
         for ids in self._arriving.ids():
             self._journal.list_ids(ids)
         self._catch_up()
         if self._options.verify:
             self.verified = self._arriving.verify()
             self._catch_up()
+
+    def _release_listed(self) -> None:
+        if listed := self._journal.listed_ids():
+            # By an attempt or a move before: some of the rows may be another key's now.
+            with self._leaving.side.begin() as source:
+                for part in self._family.parts:
+                    self._release(keys_of_others(source, self._family, part, listed))
 
     def remove_arrived(self) -> None:
         """Remove the rows of an attempt before from the target: they were committed, and not switched."""
@@ -162,16 +165,19 @@ class Actions:
     def _announce(self) -> None:
         # Before anybody is refused: those that stay open for long.
         self._await_transactions()
-        self._unsettled_since, self._is_settled = time.monotonic(), False
-        self._journal.unsettle(is_unsettled=True)
-        if (there := query_node_of(self._catalog)) is not None:
-            hide(self._catalog, there, {part.name for part in self._family.parts}, self._nodes)
+        self._unsettle()
         until = time.monotonic() + self._options.settle_s
         while (left := until - time.monotonic()) > 0:
             self._follow()
             time.sleep(min(left, 0.25))
         # Everybody has heard of it now: whoever asked the first of several shards before is refused the rest.
         self._await_transactions()
+
+    def _unsettle(self) -> None:
+        self._unsettled_since, self._is_settled = time.monotonic(), False
+        self._journal.unsettle(is_unsettled=True)
+        if (there := query_node_of(self._catalog)) is not None:
+            hide(self._catalog, there, {part.name for part in self._family.parts}, self._nodes)
 
     def _await_transactions(self) -> None:
         """Wait until all transactions on both nodes that have begun until now have ended.
@@ -279,10 +285,29 @@ class Actions:
         self.remove_arrived()
         self.retract()
 
+    def switch_again(self) -> None:
+        """Record the switch in a catalog that has lost it: the target has the rows, and has taken writes.
+
+        Rows may have been removed from the source, so IDs, claims and old IDs are those of the target's.
+        """
+        move = self._journal.move
+        self._arriving.record_home()
+        # Rows may be in both shards.
+        self._unsettle()
+        time.sleep(self._options.settle_s)
+        self._release_listed()
+        with self._target.begin() as connection:
+            for ids in self._arriving.ids(connection):
+                self._journal.list_ids(ids)
+        there, require = replace(self._family, schema=self._schema), self._journal.require
+        redirect(self._catalog, self._target, there, move.source, move.target, require=require)
+        self._journal.switch(0, [])
+
     def settle(self) -> None:
         """Let look-ups and old IDs lead to the target, and keep the rows until clients have heard of it."""
         move = self._journal.move
         self._require_arrival()
+        self._arriving.confirm()
         self._redirect(move.source, move.target)
         bring_homes(self._catalog)
         time.sleep(self._options.settle_s)
@@ -297,10 +322,16 @@ class Actions:
         The barrier is dropped when they are gone: until then it is what refuses rows that refer to them.
         """
         self._require_arrival()
-        self._leaving.remove(lambda _rows: self._require_arrival())
+        self._arriving.confirm()
+        self._leaving.remove(lambda _rows: self._require_removal())
         # Before the locks on tables, for which readers may let it wait.
         self.retract()
         self._leaving.unguard(self._on_wait, refuses=True)
+
+    def _require_removal(self) -> None:
+        """Require that the next rows may be removed from the source: by this process, and they arrived."""
+        self._journal.require()
+        self._require_arrival()
 
     def _require_arrival(self) -> None:
         """Require that the target still has the rows, before more of them are removed from the source.
