@@ -106,10 +106,11 @@ class Actions:
 
     def copy(self) -> None:
         """Bring the rows into the open transaction of the target, and catch up with the source."""
-        if not self._is_guarded:
-            # After an interruption: tables may have been made since.
-            self.guard()
         self._leaving.reopen()
+        if not self._is_guarded:
+            # After an interruption: tables may have been made since. Its locks wait for those who have
+            # written without a note, while the gate was closed.
+            self.guard()
         self.remove_arrived()
         with self._leaving.side.autocommit() as source:
             self._version = self._leaving.version(source)
