@@ -197,15 +197,7 @@ class Leaving:
 
     def unguard(self, on_wait: OnWait, *, refuses: bool) -> None:
         """Drop the barrier; with ``refuses`` the tables refuse the key from now on. Idempotent."""
-        with self.side.begin() as connection:
-            guarded = connection.scalars(_GUARDED, {"schema": self._family.schema, "move": self.move}).all()
-        for name in guarded:
-            with_locks(
-                self.side,
-                "select shardids.unguard_key(:move, cast(:name as regclass), :refuses)",
-                {"move": self.move, "name": name, "refuses": refuses},
-                on_wait=partial(_used, on_wait, name),
-            )
+        unguard(self.side, self._family.schema, self.move, on_wait, refuses=refuses)
         with_locks(self.side, "select shardids.forget_key(:move)", {"move": self.move})
 
     def remove(self, on_removed: Callable[[int], None] = lambda _rows: None) -> int:
@@ -218,6 +210,19 @@ class Leaving:
         """
         return remove_rows(
             self.side, self._family, self._family.schema, [self.move], on_removed, trusted=self._trusted
+        )
+
+
+def unguard(side: Side, schema: str, move: int, on_wait: OnWait, *, refuses: bool) -> None:
+    """Drop a move's triggers from all tables of a shard; with ``refuses`` all but the refusal. Idempotent."""
+    with side.begin() as connection:
+        guarded = connection.scalars(_GUARDED, {"schema": schema, "move": move}).all()
+    for name in guarded:
+        with_locks(
+            side,
+            "select shardids.unguard_key(:move, cast(:name as regclass), :refuses)",
+            {"move": move, "name": name, "refuses": refuses},
+            on_wait=partial(_used, on_wait, name),
         )
 
 

@@ -17,7 +17,7 @@ from shardids.catalog.leases import OnBusy
 from shardids.catalog.query_node import query_node_of
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, MoveFailed, ShardidsError
-from shardids.replication.barrier import PutOff, stop_in_a_quiet_moment, with_locks
+from shardids.replication.barrier import PutOff, stop_in_a_quiet_moment
 from shardids.replication.sides import Side
 from shardids.replication.steps import OnEvent, Step, Waiting
 from shardids.tables.views import follow
@@ -26,7 +26,7 @@ from shardids.tenants.arriving import Arriving, Verified
 from shardids.tenants.entries import keys_of_others, redirect
 from shardids.tenants.family import Family, run
 from shardids.tenants.journal import CLEAN, GUARD, SWITCHED, KeyJournal
-from shardids.tenants.leaving import KeyBarrier, Leaving, remove_rows
+from shardids.tenants.leaving import KeyBarrier, Leaving, remove_rows, unguard
 from shardids.tenants.planning import Ends
 
 _COPY: Final = "copy"
@@ -403,12 +403,8 @@ class Actions:
     def clean(self) -> None:
         """End the target's refusal of a key that has come back, and forget the arrival."""
         for move in self._returns:
-            for part in self._family.parts:
-                with_locks(
-                    self._target,
-                    "select shardids.unguard_key(:move, cast(:name as regclass), false)",
-                    {"move": move, "name": sql.Identifier(self._schema, part.name).as_string()},
-                )
+            # Also from tables whose rows stay this time.
+            unguard(self._target, self._schema, move, self._on_wait, refuses=False)
             with self._target.begin() as connection:
                 connection.execute(text("delete from shardids.key_return where move = :move"), {"move": move})
         self._arriving.forget()

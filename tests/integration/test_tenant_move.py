@@ -694,6 +694,24 @@ def test_ids_of_another_type_are_refused(nodes: TwoNodes) -> None:
         tenants.move(nodes.catalog, name, other_shard(nodes, name), CHOICES, options=QUICK)
 
 
+def test_a_key_that_comes_back_is_refused_by_no_table(nodes: TwoNodes) -> None:
+    """Nor by one whose rows stay where they are this time."""
+    name = "back without logs"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    tables = "create table {s}.logs (id bigint primary key default {s}.next_id(), tenant_id bigint)"
+    add = f"insert into {{s}}.logs (tenant_id) values ({tenant})"
+    with also(nodes, tables, "drop table {s}.logs"):
+        with_logs = tenants.Choices(root="tenants.name", keys=("logs.tenant_id",))
+        tenants.move(nodes.catalog, name, target, with_logs, options=QUICK)
+        with pytest.raises(psycopg.Error, match=f"has moved to shard {target}"):
+            ask(nodes, source, add)
+        without = tenants.Choices(root="tenants.name", loose=("logs",))
+        tenants.move(nodes.catalog, name, source, without, options=QUICK)
+        ask(nodes, source, add)
+    left = f"select count(*) from pg_trigger where tgname ~ '^shardids_key_' and tgargs like '%{name}%'"
+    assert ask(nodes, source, left) == [(0,)]
+
+
 def test_numbers_for_people_go_on_where_they_were(nodes: TwoNodes) -> None:
     name = "numbered"
     new_tenant(nodes, name)
