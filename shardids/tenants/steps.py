@@ -17,6 +17,7 @@ from shardids.catalog.leases import OnBusy
 from shardids.catalog.query_node import query_node_of
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, MoveFailed, ShardidsError
+from shardids.pg.locks import OpenTransaction, open_transactions
 from shardids.replication.barrier import PutOff, stop_in_a_quiet_moment
 from shardids.replication.sides import Side
 from shardids.replication.steps import OnEvent, Step, Waiting
@@ -188,10 +189,10 @@ class Actions:
         Raises:
             MoveFailed: one has not ended in time.
         """
-        began = {side: _now(side) for side in (self._leaving.side, self._target)}
+        before = {side: _transactions(side) for side in (self._leaving.side, self._target)}
         deadline = time.monotonic() + _PATIENCE_S
-        for side, moment in began.items():
-            while (found := _transaction_before(side, moment)) is not None:
+        for side, began in before.items():
+            while found := next((one for id_, one in _transactions(side).items() if id_ in began), None):
                 self._wait(f'a transaction on node "{side.name}" is open since before the move: {found}')
                 if time.monotonic() > deadline:
                     raise MoveFailed(
@@ -417,26 +418,17 @@ class Actions:
         self._on_event(Waiting(attempt=attempt, reason=reason))
 
 
-def _now(side: Side) -> object:
+def _transactions(side: Side) -> dict[str, OpenTransaction]:
+    """Return the transactions of clients on a node, by their IDs; not those of moves of keys."""
     with side.autocommit() as connection:
-        return connection.scalar(text("select clock_timestamp()"))
-
-
-def _transaction_before(side: Side, moment: object) -> str | None:
-    """Return the session of a transaction that has begun before a moment, ``None`` without one."""
-    with side.autocommit() as connection:
-        found: str | None = connection.scalar(_BEFORE, {"moment": moment})
-    return found
+        return {
+            one.id: one
+            for one in open_transactions(connection)
+            if one.backend in (None, "client backend") and not one.application.startswith("shardids_key_")
+        }
 
 
 _PATIENCE: Final = text("set local lock_timeout = '5s'")
-_BEFORE: Final = text("""
-    select format('process %s of %s, %s, since %s', a.pid, a.usename, a.state, a.xact_start)
-    from pg_stat_activity a
-    where a.datname = current_database() and a.backend_type = 'client backend'
-      and a.xact_start < :moment and a.pid <> pg_backend_pid()
-      and not starts_with(a.application_name, 'shardids_key_')
-    order by a.xact_start limit 1""")
 
 # fmt: off
 STEPS: Final[tuple[Step[Actions], ...]] = (
