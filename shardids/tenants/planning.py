@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from shlex import quote
 from uuid import UUID
 
 from psycopg import sql
 from sqlalchemy import Connection, Engine
 
 from shardids.catalog.keys.homes import shard_of_key
+from shardids.catalog.keys.known import region_of
 from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import schema_name
@@ -121,20 +123,40 @@ def chosen(
 
     A shard that is ``new`` has no number yet.
     """
-    last = next(
-        (one for one in reversed(all_key_moves(catalog)) if one.is_of(key) and one.outcome == "moved"), None
-    )
-    if back:
-        if last is None:
-            raise ClusterConflict(f"key {key!r} was never moved", hint="Name a shard: --to-shard N")
-        target = last.source
-    if choices is None or not choices.root:
-        choices = Choices.of(last.choices) if last is not None else choices
+    if back or choices is None or not choices.root:
+        last = _last_move(catalog, key, choices)
+        if back:
+            if last is None:
+                raise ClusterConflict(f"key {key!r} was never moved", hint="Name a shard: --to-shard N")
+            target = last.source
+        if last is not None and (choices is None or not choices.root):
+            choices = Choices.of(last.choices)
     if target is None and new is None:
         raise BadArgument("where to is missing", hint="Name the shard: --to-shard N, or --new-shard")
     if choices is None or not choices.root:
         raise BadArgument("the root is missing", hint="Name the table with the key's row: --root users.email")
     return target, choices
+
+
+def _last_move(catalog: Catalog, key: str, choices: Choices | None) -> KeyMove | None:
+    """Return the last move of a key that the caller describes; ``None`` if it was never moved.
+
+    Raises:
+        BadArgument: keys of several kinds with that text were moved, and the description fits more than one.
+    """
+    moves = [one for one in all_key_moves(catalog) if one.is_of(key) and one.outcome == "moved"]
+    if choices is not None and choices.root:
+        moves = [one for one in moves if region_of(one.kind) == (choices.region or None)]
+        if len({one.kind for one in moves}) > 1:
+            moves = [one for one in moves if one.choices["root"] == choices.root] or moves
+    kinds = sorted({one.kind for one in moves})
+    if len(kinds) > 1:
+        raise BadArgument(
+            f"keys {key!r} of several kinds were moved: {', '.join(kinds)}",
+            hint="Name the table and the column with the key, as when it was moved: --root TABLE.COLUMN, and"
+            f" --region if it is of one. The moves: shardids tenant move {quote(key)} --list",
+        )
+    return moves[-1] if moves else None
 
 
 def examined(

@@ -12,7 +12,7 @@ from sqlalchemy import text
 import shardids
 from shardids import tenants
 from shardids.catalog.keys.homes import shard_of_key
-from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
+from shardids.errors import BadArgument, ClusterConflict, MoveFailed, MoveRefused
 from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepBegun, StepDone
 from shardids.watch import doctor
@@ -256,6 +256,40 @@ def test_a_key_is_the_same_however_it_is_written(nodes: TwoNodes) -> None:
     assert shards_with(nodes, same) == [source]
     said = command_here("tenant", "move", written, "--list", "--json", "--catalog", nodes.catalog_url)
     assert {row["key"] for row in json.loads(said.stdout)} == {same}
+
+
+def test_a_key_moves_back_from_its_own_last_move(nodes: TwoNodes) -> None:
+    """A key of another kind, or of a region, may have the same text."""
+    name, number = "0f9619ff-8b86-d011-b42d-00c04fc964ff", 8001
+    tables = ("tenants", "users", "projects", "docs", "prefs", "boards", "cards")
+    account = tenants.Choices(root="accounts", loose=tables)
+    source, target = home(nodes, name), other_shard(nodes, name)
+    enter(nodes, source, name, number)
+    moved(nodes, name)
+    first = account_home(nodes, name)
+    second = next(shard for shard in range(SHARDS) if shard not in (first, source, target))
+    ask(nodes, first, f"insert into {{s}}.accounts values ('{name}')")
+    tenants.move(nodes.catalog, name, second, account, options=QUICK)
+    with nodes.catalog.engine.begin() as connection:
+        connection.execute(
+            text("""
+                insert into shardids_catalog.key_move
+                  (kind, key, source, target, choices, step, epoch, switched_at, ended_at, outcome)
+                select 'text@eu', key, target, source, choices || '{"region": "eu"}', step, epoch,
+                       switched_at, ended_at, outcome
+                from shardids_catalog.key_move where key = :key and kind = 'text'"""),
+            {"key": name},
+        )
+    try:
+        for choices in (None, tenants.Choices(root="")):
+            with pytest.raises(BadArgument, match="several kinds were moved: text, text@eu, uuid") as refused:
+                tenants.plan(nodes.catalog, name, None, choices, back=True)
+            assert f"shardids tenant move {name} --list" in str(refused.value.hint)
+        assert tenants.plan(nodes.catalog, name, None, CHOICES, back=True).target == source
+        assert tenants.plan(nodes.catalog, name, None, account, back=True).target == first
+    finally:
+        with nodes.catalog.engine.begin() as connection:
+            connection.execute(text("delete from shardids_catalog.key_move where kind = 'text@eu'"))
 
 
 def test_a_key_comes_back_although_the_catalog_has_forgotten_its_move(nodes: TwoNodes) -> None:
