@@ -11,7 +11,8 @@ from uuid import UUID
 from psycopg import sql
 from sqlalchemy import Connection, Engine
 
-from shardids.catalog.keys.homes import shard_of_key
+from shardids.adopt.plan.paths import parse_name
+from shardids.catalog.keys.homes import refused_keys, shard_of_key
 from shardids.catalog.keys.known import region_of
 from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog
@@ -204,6 +205,7 @@ def examined(
         refusals += unclear_counters(family, there, ends.source_schema, choices)
         if target is not None:
             refusals += unclear_counters(family, here, ends.target_schema, choices)
+            refusals += _left(catalog, family, here, target)
         shards = [source] if target is None else [source, target]
         refusals += refuse_unfit(catalog, directory.placement, family, shards)
         _refuse(family, source, target, refusals)
@@ -229,6 +231,25 @@ def refuse_new_tables(catalog: Catalog, move: KeyMove, family: Family, source: C
     """
     refusals = list(tables(family, source)) or list(unclear_ids(family, source, catalog.describe().layout))
     _refuse(family, move.source, move.target, refusals)
+
+
+def _left(catalog: Catalog, family: Family, there: Connection, target: int) -> Iterator[Refusal]:
+    """Require that the target refuses no key that has left it with the primary key of this one's root.
+
+    Refusals compare it, where each shard numbers the root's rows by itself.
+    """
+    moves = {one.id: one for one in all_key_moves(catalog)}
+    for one in refused_keys(there):
+        past = moves.get(one.move)
+        if past is None or one.shard != target or (past.kind, past.key) == (family.kind, family.key):
+            continue
+        if past.choices["anchor"] == family.anchor and parse_name(past.choices["root"])[0] == family.root:
+            yield Refusal(
+                reason=f"shard {target} refuses rows of table {family.root} with primary key {family.anchor}:"
+                f" it is that of key {past.key!r}, which has left it",
+                remedy="Move the key to another shard, or give its row another primary key, with all rows"
+                " that have it.",
+            )
 
 
 def _count(connection: Connection, family: Family, part: Part) -> int:

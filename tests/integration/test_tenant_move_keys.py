@@ -149,6 +149,27 @@ def test_a_row_with_the_key_in_the_target_refuses_the_move(nodes: TwoNodes) -> N
     assert names(nodes, target, 4001) == whole(name)
 
 
+def test_a_shard_that_refuses_the_number_for_another_key_refuses_the_move(nodes: TwoNodes) -> None:
+    """The key that has left it had the same number: the rows of this one could never arrive."""
+    name, number = "left first", 4601
+    source, target = home(nodes, name), other_shard(nodes, name)
+    third, fourth = (shard for shard in range(SHARDS) if shard not in (source, target))
+    enter(nodes, source, name, number)
+    moved(nodes, name)
+    other, apart = neighbour_in(nodes, third), neighbour_in(nodes, third)
+    enter(nodes, third, other, number)
+    enter(nodes, third, apart, number + 1)
+    for attempt in (tenants.plan, tenants.move):
+        with pytest.raises(
+            MoveRefused, match=rf"refuses rows .* primary key {number}: .* 'left first', which has left it"
+        ):
+            attempt(nodes.catalog, other, source, CHOICES)
+    assert tenants.open_key_moves(nodes.catalog) == []
+    assert tenants.plan(nodes.catalog, other, fourth, CHOICES).target == fourth
+    assert tenants.plan(nodes.catalog, apart, source, CHOICES).target == source
+    assert tenants.plan(nodes.catalog, name, source, CHOICES).target == source
+
+
 AGAIN = {
     "entered under another number": (
         "delete from {s}.tenants where id = {n}",
