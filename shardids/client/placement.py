@@ -487,7 +487,7 @@ class Attempts:
         if isinstance(error, KeyMoved):
             raise KeyMoved(
                 f"{error.message}, but the catalog did not record that within {self._patience_s:g} s",
-                hint="Check whether its move was interrupted or takes longer: shardids tenant list",
+                hint="Check whether its move was interrupted or takes longer: shardids tenant move --list",
             ) from error
         raise ShardMoved(
             f"{error.message}, but the catalog did not record that within {self._patience_s:g} s",

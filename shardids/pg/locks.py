@@ -277,6 +277,54 @@ def _holders(connection: Connection, **by: object) -> list[Holder]:
     return [Holder(**row._mapping) for row in connection.execute(_HOLDERS, nothing | by)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A transaction that another session of the database has open, not one of autovacuum.
+
+    Attributes:
+        id: its number while the server runs; a session's next transaction has another one.
+        pid: the process.
+        role: who the session has logged in as.
+        application: the name of the session.
+        backend: the kind of process, as ``pg_stat_activity`` names it; ``None`` if this role may not see it.
+        state: the state of the session, as far as this role may see it.
+        since: when it began, as far as this role may see it.
+    """
+
+    id: str
+    pid: int
+    role: str
+    application: str
+    backend: str | None
+    state: str | None
+    since: str | None
+
+    def __str__(self) -> str:
+        """Name it as errors do."""
+        seen = f", {self.state}, since {self.since}" if self.state and self.since else ""
+        return f'process {self.pid} of role "{self.role}"{seen}'
+
+
+def open_transactions(connection: Connection) -> list[OpenTransaction]:
+    """Return the transactions that other sessions have open in the database, the oldest known one first."""
+    return [OpenTransaction(**row._mapping) for row in connection.execute(_OPEN)]
+
+
+# Each transaction locks its virtual ID from its beginning, and pg_locks shows that to every role. Few roles
+# see in pg_stat_activity when one began, by a clock that may have been wrong. Autovacuum has no role.
+_OPEN: Final = text("""
+    select l.virtualtransaction as id, a.pid, a.usename::text as role,
+           coalesce(a.application_name, '') as application, a.state, a.xact_start::text as since,
+           coalesce(a.backend_type,
+                    case when a.pid in (select r.pid from pg_catalog.pg_stat_replication r) then 'walsender'
+                         when a.pid in (select s.pid from pg_catalog.pg_stat_subscription s)
+                         then 'logical replication worker' end) as backend
+    from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
+    where l.locktype = 'virtualxid' and l.granted and l.mode = 'ExclusiveLock'
+      and l.pid <> pg_catalog.pg_backend_pid() and a.usename is not null
+      and a.datid = (select d.oid from pg_catalog.pg_database d
+                     where d.datname = pg_catalog.current_database())
+    order by a.xact_start nulls last, a.pid""")
 # A prepared transaction has no process; it also locks its own ID, by which it is known.
 _HOLDERS: Final = text("""
     select l.pid, coalesce(a.usename, p.owner)::text as role, coalesce(a.application_name, '') as application,

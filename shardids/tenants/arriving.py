@@ -21,6 +21,7 @@ from shardids.errors import MoveFailed, ShardidsError, StatementFailed
 from shardids.pg.queries import batches
 from shardids.pg.statement_log import logged_copy
 from shardids.replication.barrier import PutOff
+from shardids.replication.sides import Side
 from shardids.tenants.entries import keys_of_others
 from shardids.tenants.examining import code_of_others, firing_on_arrival
 from shardids.tenants.family import Family, Part, run
@@ -187,8 +188,11 @@ class Arriving:
             hint="Undo the move with --abort, and change the rows or the table.",
         )
 
-    def ids(self) -> Iterator[Sequence[int]]:
-        """Yield the values of all rows that have arrived that may be IDs, some ten thousand at a time."""
+    def ids(self, committed: Connection | None = None) -> Iterator[Sequence[int]]:
+        """Yield the values of all rows that have arrived that may be IDs, some ten thousand at a time.
+
+        ``committed`` is a connection to the target that sees them; without, the open transaction does.
+        """
         self._unlisted.clear()
         for part, column in ((one, column) for one in self._family.parts for column in one.ids):
             query = sql.SQL("select a.{0} from {1} a where {2} and a.{0} is not null").format(
@@ -197,7 +201,7 @@ class Arriving:
                 self._family.owns(part, "a", self._schema),
             )
             # All in memory: a cursor of the server would be in the way of the COPY of a later round.
-            found = run(self._arrival, query).scalars().all()
+            found = run(self._arrival if committed is None else committed, query).scalars().all()
             yield from batches(found, _IDS_AT_ONCE)
 
     def new_ids(self) -> list[int]:
@@ -402,6 +406,16 @@ class Arriving:
         with self._target.begin() as connection:
             return bool(connection.scalar(_HAS_ARRIVED, {"move": self._move}))
 
+    def confirm(self) -> None:
+        """Record that the key lives in the target, if its rows have arrived. Idempotent."""
+        with self._target.begin() as connection:
+            connection.execute(_CONFIRM, {"move": self._move})
+
+    def record_home(self) -> None:
+        """Record that the rows have arrived and the key lives in the target. Idempotent."""
+        with self._target.begin() as connection:
+            connection.execute(_RECORD_HOME, {"move": self._move})
+
     def forget(self) -> None:
         """Delete the record of the arrival. Idempotent."""
         with self._target.begin() as connection:
@@ -431,6 +445,12 @@ class Arriving:
             with self._target.autocommit() as connection:
                 connection.execute(_END, {"process": self._process})
             self._process = None
+
+
+def is_home(target: Side, move: int) -> bool:
+    """Return whether the target has recorded that the key of a move lives there."""
+    with target.begin() as connection:
+        return bool(connection.scalar(_IS_HOME, {"move": move}))
 
 
 def _sqlstate(error: StatementFailed | DBAPIError) -> str | None:
@@ -473,6 +493,11 @@ _RETURN: Final = text("""
     insert into shardids.key_return (move) select unnest(cast(:moves as bigint[])) on conflict do nothing""")
 _ARRIVE: Final = text("insert into shardids.key_arrival (move) values (:move)")
 _HAS_ARRIVED: Final = text("select exists (select from shardids.key_arrival where move = :move)")
+_IS_HOME: Final = text("select exists (select from shardids.key_arrival where move = :move and is_home)")
+_CONFIRM: Final = text("update shardids.key_arrival set is_home = true where move = :move and not is_home")
+_RECORD_HOME: Final = text("""
+    insert into shardids.key_arrival (move, is_home) values (:move, true)
+    on conflict (move) do update set is_home = true""")
 _FORGET: Final = text("delete from shardids.key_arrival where move = :move")
 _ALWAYS: Final = text("""
     select c.relname::text as name, a.attname::text as column

@@ -197,15 +197,7 @@ class Leaving:
 
     def unguard(self, on_wait: OnWait, *, refuses: bool) -> None:
         """Drop the barrier; with ``refuses`` the tables refuse the key from now on. Idempotent."""
-        with self.side.begin() as connection:
-            guarded = connection.scalars(_GUARDED, {"schema": self._family.schema, "move": self.move}).all()
-        for name in guarded:
-            with_locks(
-                self.side,
-                "select shardids.unguard_key(:move, cast(:name as regclass), :refuses)",
-                {"move": self.move, "name": name, "refuses": refuses},
-                on_wait=partial(_used, on_wait, name),
-            )
+        unguard(self.side, self._family.schema, self.move, on_wait, refuses=refuses)
         with_locks(self.side, "select shardids.forget_key(:move)", {"move": self.move})
 
     def remove(self, on_removed: Callable[[int], None] = lambda _rows: None) -> int:
@@ -219,6 +211,28 @@ class Leaving:
         return remove_rows(
             self.side, self._family, self._family.schema, [self.move], on_removed, trusted=self._trusted
         )
+
+
+def unguard(side: Side, schema: str, move: int, on_wait: OnWait, *, refuses: bool) -> None:
+    """Drop a move's triggers from all tables of a shard; with ``refuses`` all but the refusal. Idempotent."""
+    with side.begin() as connection:
+        guarded = connection.scalars(_GUARDED, {"schema": schema, "move": move}).all()
+    for name in guarded:
+        with_locks(
+            side,
+            "select shardids.unguard_key(:move, cast(:name as regclass), :refuses)",
+            {"move": move, "name": name, "refuses": refuses},
+            on_wait=partial(_used, on_wait, name),
+        )
+
+
+def has_left(side: Side, schema: str, move: int) -> bool:
+    """Return whether a shard refuses the key of a move for good.
+
+    Of a move that is on its way there is a gate as long as there are triggers.
+    """
+    with side.begin() as connection:
+        return bool(connection.scalar(_HAS_LEFT, {"schema": schema, "move": move}))
 
 
 def _named(on_wait: OnWait, table: str, attempt: int) -> None:
@@ -466,6 +480,11 @@ _GUARDED: Final = text("""
     where c.relnamespace = to_regnamespace(quote_ident(:schema)) and t.tgparentid = 0
       and starts_with(t.tgname, format('shardids_key_%s_', cast(:move as bigint)))
     order by 1""")
+_HAS_LEFT: Final = text("""
+    select shardids.gate_of(:move) is null and exists (
+      select from pg_trigger t join pg_class c on c.oid = t.tgrelid
+      where c.relnamespace = to_regnamespace(quote_ident(:schema))
+        and t.tgname = format('shardids_key_%s_insert', cast(:move as bigint)))""")
 # Of a partitioned table that refers to it, one; of its partitions none.
 _REFERRING: Final = text("""
     select k.conname::text as name, k.conrelid::regclass::text as referring,

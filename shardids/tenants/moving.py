@@ -23,11 +23,11 @@ from shardids.catalog.topology import schema_name
 from shardids.errors import ClusterConflict, MoveFailed, ShardidsError
 from shardids.replication.sides import Directory, Side, move_nodes
 from shardids.replication.steps import ABORT, OnEvent, Report, Runner, ignore
-from shardids.tenants.arriving import Arriving
+from shardids.tenants.arriving import Arriving, is_home
 from shardids.tenants.examining import require_trusted
 from shardids.tenants.family import Choices, Family, read_family
 from shardids.tenants.journal import CLEAN, KeyJournal, KeyMove, Outcome, read_key_moves
-from shardids.tenants.leaving import Leaving
+from shardids.tenants.leaving import Leaving, has_left
 from shardids.tenants.making import NewShard, make, require_unused
 from shardids.tenants.planning import chosen, ends_of, examined, refuse_new_tables
 from shardids.tenants.steps import DEFAULTS, STEPS, Actions, Options
@@ -85,6 +85,10 @@ class _Mover:
             self._runner.abort(STEPS)
             self._journal.end("aborted")
         return self._result("aborted")
+
+    def switch_again(self) -> None:
+        """Record the switch in a catalog that has lost it; the steps after it follow."""
+        self._actions.switch_again()
 
     def give_back_or_run(self) -> KeyResult:
         """Complete a move whose key lives in the target; undo it if the target's server lost the rows."""
@@ -172,6 +176,8 @@ def resume(
 ) -> KeyResult:
     """Resume an interrupted move: before the switch its rows are copied anew.
 
+    If the catalog has lost the switch, which both nodes know of, it is recorded again.
+
     Raises:
         ClusterConflict: no move is open, or its mover lives.
         MoveRefused: tables were made or changed since, before the switch, and a plan would refuse them.
@@ -187,7 +193,8 @@ def abort(
     """Undo an interrupted move, or complete it if the key lives in the target already and its rows are there.
 
     Raises:
-        ClusterConflict, MoveFailed, ShardBusy: see :func:`resume`.
+        ClusterConflict, ShardBusy: see :func:`resume`.
+        MoveFailed: the same, or the catalog has lost the switch: only :func:`resume` leads on.
     """
     with _taken_over(catalog, key, options, on_event) as (journal, mover):
         return mover.give_back_or_run() if journal.is_switched() else mover.undo()
@@ -250,7 +257,14 @@ def _taken_over(
                 choices = Choices.of(move.choices)
                 # Once rows are removed from the source, only the target has the root's.
                 is_switched = journal.is_switched()
-                lives = (ends.target, move.target) if is_switched else (ends.source, move.source)
+                # Both nodes know it: the catalog was restored, or its standby lacks the switch.
+                is_lost = not is_switched and (
+                    is_home(ends.target, move.id) or has_left(ends.source, ends.source_schema, move.id)
+                )
+                if is_lost and not goes_on:
+                    raise _lost_switch(move)
+                has_moved = is_switched or is_lost
+                lives = (ends.target, move.target) if has_moved else (ends.source, move.source)
                 with lives[0].begin() as connection:
                     family = read_family(
                         connection,
@@ -259,11 +273,21 @@ def _taken_over(
                         choices,
                         anchor=move.choices["anchor"],
                     )
-                    if goes_on and not is_switched and move.step != ABORT:
+                    if goes_on and not has_moved and move.step != ABORT:
                         refuse_new_tables(catalog, move, family, connection)
             family = replace(family, schema=schema_name(prefix, move.source))
             with _opened(catalog, journal, family, options, on_event) as mover:
+                if is_lost:
+                    mover.switch_again()
                 yield journal, mover
+
+
+def _lost_switch(move: KeyMove) -> MoveFailed:
+    return MoveFailed(
+        f"key {move.key!r} lives in shard {move.target}, which has its rows and has taken writes; the catalog"
+        " lacks the switch: it was restored to a moment before it, or its standby had not received it",
+        hint=f"The move can't be undone. Go on: shardids tenant move {quote(move.key)} --resume",
+    )
 
 
 @contextmanager

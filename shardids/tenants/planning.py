@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from shlex import quote
 from uuid import UUID
 
 from psycopg import sql
 from sqlalchemy import Connection, Engine
 
-from shardids.catalog.keys.homes import shard_of_key
+from shardids.adopt.plan.paths import parse_name
+from shardids.catalog.keys.homes import refused_keys, shard_of_key
+from shardids.catalog.keys.known import region_of
 from shardids.catalog.regions import existing_region
 from shardids.catalog.rows import Catalog
 from shardids.catalog.topology import schema_name
@@ -121,20 +124,40 @@ def chosen(
 
     A shard that is ``new`` has no number yet.
     """
-    last = next(
-        (one for one in reversed(all_key_moves(catalog)) if one.is_of(key) and one.outcome == "moved"), None
-    )
-    if back:
-        if last is None:
-            raise ClusterConflict(f"key {key!r} was never moved", hint="Name a shard: --to-shard N")
-        target = last.source
-    if choices is None or not choices.root:
-        choices = Choices.of(last.choices) if last is not None else choices
+    if back or choices is None or not choices.root:
+        last = _last_move(catalog, key, choices)
+        if back:
+            if last is None:
+                raise ClusterConflict(f"key {key!r} was never moved", hint="Name a shard: --to-shard N")
+            target = last.source
+        if last is not None and (choices is None or not choices.root):
+            choices = Choices.of(last.choices)
     if target is None and new is None:
         raise BadArgument("where to is missing", hint="Name the shard: --to-shard N, or --new-shard")
     if choices is None or not choices.root:
         raise BadArgument("the root is missing", hint="Name the table with the key's row: --root users.email")
     return target, choices
+
+
+def _last_move(catalog: Catalog, key: str, choices: Choices | None) -> KeyMove | None:
+    """Return the last move of a key that the caller describes; ``None`` if it was never moved.
+
+    Raises:
+        BadArgument: keys of several kinds with that text were moved, and the description fits more than one.
+    """
+    moves = [one for one in all_key_moves(catalog) if one.is_of(key) and one.outcome == "moved"]
+    if choices is not None and choices.root:
+        moves = [one for one in moves if region_of(one.kind) == (choices.region or None)]
+        if len({one.kind for one in moves}) > 1:
+            moves = [one for one in moves if one.choices["root"] == choices.root] or moves
+    kinds = sorted({one.kind for one in moves})
+    if len(kinds) > 1:
+        raise BadArgument(
+            f"keys {key!r} of several kinds were moved: {', '.join(kinds)}",
+            hint="Name the table and the column with the key, as when it was moved: --root TABLE.COLUMN, and"
+            f" --region if it is of one. The moves: shardids tenant move {quote(key)} --list",
+        )
+    return moves[-1] if moves else None
 
 
 def examined(
@@ -182,6 +205,7 @@ def examined(
         refusals += unclear_counters(family, there, ends.source_schema, choices)
         if target is not None:
             refusals += unclear_counters(family, here, ends.target_schema, choices)
+            refusals += _left(catalog, family, here, target)
         shards = [source] if target is None else [source, target]
         refusals += refuse_unfit(catalog, directory.placement, family, shards)
         _refuse(family, source, target, refusals)
@@ -207,6 +231,25 @@ def refuse_new_tables(catalog: Catalog, move: KeyMove, family: Family, source: C
     """
     refusals = list(tables(family, source)) or list(unclear_ids(family, source, catalog.describe().layout))
     _refuse(family, move.source, move.target, refusals)
+
+
+def _left(catalog: Catalog, family: Family, there: Connection, target: int) -> Iterator[Refusal]:
+    """Require that the target refuses no key that has left it with the primary key of this one's root.
+
+    Refusals compare it, where each shard numbers the root's rows by itself.
+    """
+    moves = {one.id: one for one in all_key_moves(catalog)}
+    for one in refused_keys(there):
+        past = moves.get(one.move)
+        if past is None or one.shard != target or (past.kind, past.key) == (family.kind, family.key):
+            continue
+        if past.choices["anchor"] == family.anchor and parse_name(past.choices["root"])[0] == family.root:
+            yield Refusal(
+                reason=f"shard {target} refuses rows of table {family.root} with primary key {family.anchor}:"
+                f" it is that of key {past.key!r}, which has left it",
+                remedy="Move the key to another shard, or give its row another primary key, with all rows"
+                " that have it.",
+            )
 
 
 def _count(connection: Connection, family: Family, part: Part) -> int:

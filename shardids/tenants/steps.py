@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Final
 
@@ -17,7 +17,8 @@ from shardids.catalog.leases import OnBusy
 from shardids.catalog.query_node import query_node_of
 from shardids.catalog.rows import Catalog
 from shardids.errors import ClusterConflict, MoveFailed, ShardidsError
-from shardids.replication.barrier import PutOff, stop_in_a_quiet_moment, with_locks
+from shardids.pg.locks import OpenTransaction, open_transactions
+from shardids.replication.barrier import PutOff, stop_in_a_quiet_moment
 from shardids.replication.sides import Side
 from shardids.replication.steps import OnEvent, Step, Waiting
 from shardids.tables.views import follow
@@ -26,7 +27,7 @@ from shardids.tenants.arriving import Arriving, Verified
 from shardids.tenants.entries import keys_of_others, redirect
 from shardids.tenants.family import Family, run
 from shardids.tenants.journal import CLEAN, GUARD, SWITCHED, KeyJournal
-from shardids.tenants.leaving import KeyBarrier, Leaving, remove_rows
+from shardids.tenants.leaving import KeyBarrier, Leaving, remove_rows, unguard
 from shardids.tenants.planning import Ends
 
 _COPY: Final = "copy"
@@ -106,25 +107,29 @@ class Actions:
 
     def copy(self) -> None:
         """Bring the rows into the open transaction of the target, and catch up with the source."""
-        if not self._is_guarded:
-            # After an interruption: tables may have been made since.
-            self.guard()
         self._leaving.reopen()
+        if not self._is_guarded:
+            # After an interruption: tables may have been made since. Its locks wait for those who have
+            # written without a note, while the gate was closed.
+            self.guard()
         self.remove_arrived()
         with self._leaving.side.autocommit() as source:
             self._version = self._leaving.version(source)
         self._arriving.copy()
-        if listed := self._journal.listed_ids():
-            # By a move before: some of the rows may be another key's now.
-            with self._leaving.side.begin() as source:
-                for part in self._family.parts:
-                    self._release(keys_of_others(source, self._family, part, listed))
+        self._release_listed()
         for ids in self._arriving.ids():
             self._journal.list_ids(ids)
         self._catch_up()
         if self._options.verify:
             self.verified = self._arriving.verify()
             self._catch_up()
+
+    def _release_listed(self) -> None:
+        if listed := self._journal.listed_ids():
+            # By an attempt or a move before: some of the rows may be another key's now.
+            with self._leaving.side.begin() as source:
+                for part in self._family.parts:
+                    self._release(keys_of_others(source, self._family, part, listed))
 
     def remove_arrived(self) -> None:
         """Remove the rows of an attempt before from the target: they were committed, and not switched."""
@@ -162,16 +167,19 @@ class Actions:
     def _announce(self) -> None:
         # Before anybody is refused: those that stay open for long.
         self._await_transactions()
-        self._unsettled_since, self._is_settled = time.monotonic(), False
-        self._journal.unsettle(is_unsettled=True)
-        if (there := query_node_of(self._catalog)) is not None:
-            hide(self._catalog, there, {part.name for part in self._family.parts}, self._nodes)
+        self._unsettle()
         until = time.monotonic() + self._options.settle_s
         while (left := until - time.monotonic()) > 0:
             self._follow()
             time.sleep(min(left, 0.25))
         # Everybody has heard of it now: whoever asked the first of several shards before is refused the rest.
         self._await_transactions()
+
+    def _unsettle(self) -> None:
+        self._unsettled_since, self._is_settled = time.monotonic(), False
+        self._journal.unsettle(is_unsettled=True)
+        if (there := query_node_of(self._catalog)) is not None:
+            hide(self._catalog, there, {part.name for part in self._family.parts}, self._nodes)
 
     def _await_transactions(self) -> None:
         """Wait until all transactions on both nodes that have begun until now have ended.
@@ -181,10 +189,10 @@ class Actions:
         Raises:
             MoveFailed: one has not ended in time.
         """
-        began = {side: _now(side) for side in (self._leaving.side, self._target)}
+        before = {side: _transactions(side) for side in (self._leaving.side, self._target)}
         deadline = time.monotonic() + _PATIENCE_S
-        for side, moment in began.items():
-            while (found := _transaction_before(side, moment)) is not None:
+        for side, began in before.items():
+            while found := next((one for id_, one in _transactions(side).items() if id_ in began), None):
                 self._wait(f'a transaction on node "{side.name}" is open since before the move: {found}')
                 if time.monotonic() > deadline:
                     raise MoveFailed(
@@ -279,10 +287,29 @@ class Actions:
         self.remove_arrived()
         self.retract()
 
+    def switch_again(self) -> None:
+        """Record the switch in a catalog that has lost it: the target has the rows, and has taken writes.
+
+        Rows may have been removed from the source, so IDs, claims and old IDs are those of the target's.
+        """
+        move = self._journal.move
+        self._arriving.record_home()
+        # Rows may be in both shards.
+        self._unsettle()
+        time.sleep(self._options.settle_s)
+        self._release_listed()
+        with self._target.begin() as connection:
+            for ids in self._arriving.ids(connection):
+                self._journal.list_ids(ids)
+        there, require = replace(self._family, schema=self._schema), self._journal.require
+        redirect(self._catalog, self._target, there, move.source, move.target, require=require)
+        self._journal.switch(0, [])
+
     def settle(self) -> None:
         """Let look-ups and old IDs lead to the target, and keep the rows until clients have heard of it."""
         move = self._journal.move
         self._require_arrival()
+        self._arriving.confirm()
         self._redirect(move.source, move.target)
         bring_homes(self._catalog)
         time.sleep(self._options.settle_s)
@@ -297,10 +324,16 @@ class Actions:
         The barrier is dropped when they are gone: until then it is what refuses rows that refer to them.
         """
         self._require_arrival()
-        self._leaving.remove(lambda _rows: self._require_arrival())
+        self._arriving.confirm()
+        self._leaving.remove(lambda _rows: self._require_removal())
         # Before the locks on tables, for which readers may let it wait.
         self.retract()
         self._leaving.unguard(self._on_wait, refuses=True)
+
+    def _require_removal(self) -> None:
+        """Require that the next rows may be removed from the source: by this process, and they arrived."""
+        self._journal.require()
+        self._require_arrival()
 
     def _require_arrival(self) -> None:
         """Require that the target still has the rows, before more of them are removed from the source.
@@ -371,12 +404,8 @@ class Actions:
     def clean(self) -> None:
         """End the target's refusal of a key that has come back, and forget the arrival."""
         for move in self._returns:
-            for part in self._family.parts:
-                with_locks(
-                    self._target,
-                    "select shardids.unguard_key(:move, cast(:name as regclass), false)",
-                    {"move": move, "name": sql.Identifier(self._schema, part.name).as_string()},
-                )
+            # Also from tables whose rows stay this time.
+            unguard(self._target, self._schema, move, self._on_wait, refuses=False)
             with self._target.begin() as connection:
                 connection.execute(text("delete from shardids.key_return where move = :move"), {"move": move})
         self._arriving.forget()
@@ -389,26 +418,17 @@ class Actions:
         self._on_event(Waiting(attempt=attempt, reason=reason))
 
 
-def _now(side: Side) -> object:
+def _transactions(side: Side) -> dict[str, OpenTransaction]:
+    """Return the transactions of clients on a node, by their IDs; not those of moves of keys."""
     with side.autocommit() as connection:
-        return connection.scalar(text("select clock_timestamp()"))
-
-
-def _transaction_before(side: Side, moment: object) -> str | None:
-    """Return the session of a transaction that has begun before a moment, ``None`` without one."""
-    with side.autocommit() as connection:
-        found: str | None = connection.scalar(_BEFORE, {"moment": moment})
-    return found
+        return {
+            one.id: one
+            for one in open_transactions(connection)
+            if one.backend in (None, "client backend") and not one.application.startswith("shardids_key_")
+        }
 
 
 _PATIENCE: Final = text("set local lock_timeout = '5s'")
-_BEFORE: Final = text("""
-    select format('process %s of %s, %s, since %s', a.pid, a.usename, a.state, a.xact_start)
-    from pg_stat_activity a
-    where a.datname = current_database() and a.backend_type = 'client backend'
-      and a.xact_start < :moment and a.pid <> pg_backend_pid()
-      and not starts_with(a.application_name, 'shardids_key_')
-    order by a.xact_start limit 1""")
 
 # fmt: off
 STEPS: Final[tuple[Step[Actions], ...]] = (

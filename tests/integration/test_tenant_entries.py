@@ -10,7 +10,13 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from shardids import Cluster, tenants
-from shardids.catalog.old_ids import OldIdRule, fill_directory, forget_old_ids, write_old_ids
+from shardids.catalog.old_ids import (
+    OldIdRule,
+    fill_directory,
+    forget_old_ids,
+    overwrite_directory,
+    write_old_ids,
+)
 from shardids.client.lookups import Claims
 from shardids.errors import ClusterConflict, MoveFailed, MoveRefused, UnknownValue
 from shardids.pg.embedded import temporary_servers
@@ -19,7 +25,7 @@ from shardids.tables import lookups
 from shardids.tenants import entries
 from tests.support.moves import TwoNodes, schema, two_nodes
 from tests.support.signups import EMAIL, Photo, User, claims, make_tables, named, rows
-from tests.support.tenants import home, other_shard
+from tests.support.tenants import home, lose_switch, other_shard
 
 SHARDS = 6
 CHOICES = tenants.Choices(root="users.name")
@@ -241,6 +247,13 @@ def test_old_ids_lead_to_the_new_shard_and_back(
         assert {cluster.shard_of(id_, of=Photo) for id_ in old} == {target}
         assert cluster.shard_of(121, of=Photo) == source
         assert cluster.at(id=old[0], of=Photo).run(lambda session: session.get(Photo, old[0])) is not None
+        # The old rows, which the entries are found by otherwise, are gone.
+        lose_switch(nodes, name)
+        with nodes.catalog.engine.begin() as connection:
+            overwrite_directory(connection, "photos", dict.fromkeys(old, source))
+        tenants.resume(nodes.catalog, name, options=QUICK)
+        cluster.refresh()
+        assert {cluster.shard_of(id_, of=Photo) for id_ in old} == {target}
         tenants.move(nodes.catalog, name, options=QUICK, back=True)
         cluster.refresh()
         assert {cluster.shard_of(id_, of=Photo) for id_ in old} == {source}

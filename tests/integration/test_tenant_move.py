@@ -35,15 +35,17 @@ from shardids.watch import doctor
 from shardids.watch.facts.glance import at_a_glance
 from shardids.watch.facts.reading import Asker
 from tests.support.clusters import command_here
-from tests.support.lengths import long
+from tests.support.lengths import long, sampled
 from tests.support.moves import TwoNodes, schema, two_nodes
 from tests.support.tenants import (
     CHOICES,
     QUICK,
     TenantWriters,
     abort_open,
+    ask,
     assert_once,
     home,
+    lose_switch,
     make_tables,
     neighbour_in,
     new_tenant,
@@ -692,6 +694,24 @@ def test_ids_of_another_type_are_refused(nodes: TwoNodes) -> None:
         tenants.move(nodes.catalog, name, other_shard(nodes, name), CHOICES, options=QUICK)
 
 
+def test_a_key_that_comes_back_is_refused_by_no_table(nodes: TwoNodes) -> None:
+    """Nor by one whose rows stay where they are this time."""
+    name = "back without logs"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    tables = "create table {s}.logs (id bigint primary key default {s}.next_id(), tenant_id bigint)"
+    add = f"insert into {{s}}.logs (tenant_id) values ({tenant})"
+    with also(nodes, tables, "drop table {s}.logs"):
+        with_logs = tenants.Choices(root="tenants.name", keys=("logs.tenant_id",))
+        tenants.move(nodes.catalog, name, target, with_logs, options=QUICK)
+        with pytest.raises(psycopg.Error, match=f"has moved to shard {target}"):
+            ask(nodes, source, add)
+        without = tenants.Choices(root="tenants.name", loose=("logs",))
+        tenants.move(nodes.catalog, name, source, without, options=QUICK)
+        ask(nodes, source, add)
+    left = f"select count(*) from pg_trigger where tgname ~ '^shardids_key_' and tgargs like '%{name}%'"
+    assert ask(nodes, source, left) == [(0,)]
+
+
 def test_numbers_for_people_go_on_where_they_were(nodes: TwoNodes) -> None:
     name = "numbered"
     new_tenant(nodes, name)
@@ -811,6 +831,75 @@ def test_a_catalog_that_has_lost_a_switch_is_found(nodes: TwoNodes) -> None:
             connection.execute(text(command.text))
     assert doctor.examine(nodes.catalog, ["key-refused"]).findings == ()
     assert home(nodes, name) == target
+
+
+LOST = {
+    "while rows were removed": None,
+    "before they were": StepBegun(step="remove"),
+    "when the move had ended": StepDone(step="clean"),
+    "when they were": StepDone(step="remove"),
+}
+
+
+class Stop(BaseException):
+    """The end of a mover, as by a kill."""
+
+
+@pytest.mark.parametrize("when", sampled(LOST, 2))
+def test_a_move_goes_on_whose_switch_the_catalog_has_lost(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its rows in the target are neither removed nor copied over, also those that were written since."""
+    name = f"lost {when}"
+    tenant, source, target = new_tenant(nodes, name), home(nodes, name), other_shard(nodes, name)
+    ids = [row[0] for row in rows_of(nodes, source, tenant)["users"]]
+    monkeypatch.setattr(leaving, "_BATCH", 7)
+    removed: list[None] = []
+    real = tenants.steps.Actions.has_arrived
+
+    def write(event: Event) -> None:
+        if event == StepDone(step="settle"):
+            ask(nodes, target, f"insert into {{s}}.users (tenant_id, name) values ({tenant}, 'since')")
+        if event == LOST[when]:
+            raise Stop
+
+    def lose(actions: tenants.steps.Actions) -> bool:
+        removed.append(None)
+        if len(removed) == 4 and LOST[when] is None:
+            lose_switch(nodes, name)
+        return real(actions)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tenants.steps.Actions, "has_arrived", lose)
+        with pytest.raises(Stop if LOST[when] else MoveFailed, match=None if LOST[when] else "taken over"):
+            tenants.move(nodes.catalog, name, target, CHOICES, options=QUICK, on_event=write)
+    if LOST[when]:
+        lose_switch(nodes, name)
+    assert home(nodes, name) == source
+    before = [rows_of(nodes, shard, tenant) for shard in (source, target)]
+    left = {"before they were": 60, "while rows were removed": 60 - 21}
+    assert len(before[0]["photos"]) == left.get(when, 0)
+    with pytest.raises(MoveFailed, match=f"lives in shard {target}.*the catalog lacks the switch") as refused:
+        tenants.abort(nodes.catalog, name, options=QUICK)
+    assert f"shardids tenant move '{name}' --resume" in str(refused.value.hint)
+    assert [rows_of(nodes, shard, tenant) for shard in (source, target)] == before
+    unsettled: list[bool] = []
+
+    def watch(event: Event) -> None:
+        if event == StepBegun(step="settle"):
+            unsettled.append(nodes.catalog.placement().unsettled == {source, target})
+
+    assert tenants.resume(nodes.catalog, name, options=QUICK, on_event=watch).outcome == "moved"
+    assert unsettled == [True]
+    assert home(nodes, name) == target
+    assert rows_of(nodes, target, tenant) == before[1]
+    assert assert_once(nodes, name, tenant) == 82
+    assert nodes.catalog.placement().unsettled == frozenset()
+    with shardids.Cluster.connect(nodes.catalog_url, listen=False) as cluster:
+        assert {cluster.at(id=one).number for one in (*ids, tenant)} == {target}
+    with pytest.raises(psycopg.Error, match=f"has moved to shard {target}"):
+        ask(nodes, source, f"insert into {{s}}.tenants (name) values ('{name}')")
+    assert ask(nodes, target, "select count(*) from shardids.key_arrival") == [(0,)]
 
 
 def said(*arguments: str) -> str:

@@ -6,14 +6,17 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import ForeignKey, event, insert, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import shardids
 from shardids import tenants
+from shardids.catalog.rows import Catalog
 from shardids.errors import RowsUnsettled
 from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepDone, Waiting
@@ -82,14 +85,25 @@ class Move:
     """A move in a thread, which tells when it waits for a session."""
 
     def __init__(
-        self, nodes: TwoNodes, name: str, on_event: Callable[[Event], object] = lambda _: None
+        self,
+        nodes: TwoNodes,
+        name: str,
+        on_event: Callable[[Event], object] = lambda _: None,
+        *,
+        catalog: Catalog | None = None,
     ) -> None:
         self.waits: list[str] = []
         self._on_event = on_event
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(1)
         self._move = self._threads.submit(
-            tenants.move, nodes.catalog, name, TARGET, CHOICES, options=QUICK, on_event=self._note
+            tenants.move,
+            catalog or nodes.catalog,
+            name,
+            TARGET,
+            CHOICES,
+            options=QUICK,
+            on_event=self._note,
         )
         self._move.add_done_callback(self._notify)
 
@@ -154,6 +168,35 @@ def test_a_move_that_begins_between_two_shards_of_a_statement_refuses_it(
         assert rows_of(nodes, TARGET, tenant) == before
         assert_once(nodes, name, tenant)
         assert tenant in session.scalars(select(User.tenant_id)).all()
+
+
+def test_a_role_that_sees_no_statistics_waits_for_transactions(
+    nodes: TwoNodes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pg_stat_activity hides from it when the transactions of others began, and their kind."""
+    tenant = new_tenant(nodes, name)
+    for node in "ab":
+        with nodes.connected(node) as connection:
+            connection.execute(
+                "create role app login password 'p'; create role keeper; grant postgres to keeper"
+            )
+    with psycopg.connect(nodes.servers["a"].url(), user="app", password="p") as old:
+        monkeypatch.setenv("PGOPTIONS", "-c role=keeper")
+        catalog = Catalog(nodes.catalog_url)
+        pid = old.info.backend_pid
+        old.execute("select 1")
+        query = f"select xact_start, backend_type from pg_stat_activity where pid = {pid}"
+        with closing(catalog), nodes.connected("a") as hidden:
+            assert hidden.execute(query).fetchall() == [(None, None)]
+            move = Move(nodes, name, catalog=catalog)
+            waits = move.await_wait(f"process {pid} of")
+            old.rollback()
+            assert move.outcome() == "moved"
+        assert waits == (
+            f'a transaction on node "a" is open since before the move: process {pid} of role "app"'
+        )
+    monkeypatch.delenv("PGOPTIONS")
+    assert_once(nodes, name, tenant)
 
 
 def test_a_statement_that_waited_for_a_connection_during_a_switch_is_refused(

@@ -12,7 +12,7 @@ from sqlalchemy import text
 import shardids
 from shardids import tenants
 from shardids.catalog.keys.homes import shard_of_key
-from shardids.errors import ClusterConflict, MoveFailed, MoveRefused
+from shardids.errors import BadArgument, ClusterConflict, MoveFailed, MoveRefused
 from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepBegun, StepDone
 from shardids.watch import doctor
@@ -149,6 +149,27 @@ def test_a_row_with_the_key_in_the_target_refuses_the_move(nodes: TwoNodes) -> N
     assert names(nodes, target, 4001) == whole(name)
 
 
+def test_a_shard_that_refuses_the_number_for_another_key_refuses_the_move(nodes: TwoNodes) -> None:
+    """The key that has left it had the same number: the rows of this one could never arrive."""
+    name, number = "left first", 4601
+    source, target = home(nodes, name), other_shard(nodes, name)
+    third, fourth = (shard for shard in range(SHARDS) if shard not in (source, target))
+    enter(nodes, source, name, number)
+    moved(nodes, name)
+    other, apart = neighbour_in(nodes, third), neighbour_in(nodes, third)
+    enter(nodes, third, other, number)
+    enter(nodes, third, apart, number + 1)
+    for attempt in (tenants.plan, tenants.move):
+        with pytest.raises(
+            MoveRefused, match=rf"refuses rows .* primary key {number}: .* 'left first', which has left it"
+        ):
+            attempt(nodes.catalog, other, source, CHOICES)
+    assert tenants.open_key_moves(nodes.catalog) == []
+    assert tenants.plan(nodes.catalog, other, fourth, CHOICES).target == fourth
+    assert tenants.plan(nodes.catalog, apart, source, CHOICES).target == source
+    assert tenants.plan(nodes.catalog, name, source, CHOICES).target == source
+
+
 AGAIN = {
     "entered under another number": (
         "delete from {s}.tenants where id = {n}",
@@ -257,6 +278,40 @@ def test_a_key_is_the_same_however_it_is_written(nodes: TwoNodes) -> None:
     assert shards_with(nodes, same) == [source]
     said = command_here("tenant", "move", written, "--list", "--json", "--catalog", nodes.catalog_url)
     assert {row["key"] for row in json.loads(said.stdout)} == {same}
+
+
+def test_a_key_moves_back_from_its_own_last_move(nodes: TwoNodes) -> None:
+    """A key of another kind, or of a region, may have the same text."""
+    name, number = "0f9619ff-8b86-d011-b42d-00c04fc964ff", 8001
+    tables = ("tenants", "users", "projects", "docs", "prefs", "boards", "cards")
+    account = tenants.Choices(root="accounts", loose=tables)
+    source, target = home(nodes, name), other_shard(nodes, name)
+    enter(nodes, source, name, number)
+    moved(nodes, name)
+    first = account_home(nodes, name)
+    second = next(shard for shard in range(SHARDS) if shard not in (first, source, target))
+    ask(nodes, first, f"insert into {{s}}.accounts values ('{name}')")
+    tenants.move(nodes.catalog, name, second, account, options=QUICK)
+    with nodes.catalog.engine.begin() as connection:
+        connection.execute(
+            text("""
+                insert into shardids_catalog.key_move
+                  (kind, key, source, target, choices, step, epoch, switched_at, ended_at, outcome)
+                select 'text@eu', key, target, source, choices || '{"region": "eu"}', step, epoch,
+                       switched_at, ended_at, outcome
+                from shardids_catalog.key_move where key = :key and kind = 'text'"""),
+            {"key": name},
+        )
+    try:
+        for choices in (None, tenants.Choices(root="")):
+            with pytest.raises(BadArgument, match="several kinds were moved: text, text@eu, uuid") as refused:
+                tenants.plan(nodes.catalog, name, None, choices, back=True)
+            assert f"shardids tenant move {name} --list" in str(refused.value.hint)
+        assert tenants.plan(nodes.catalog, name, None, CHOICES, back=True).target == source
+        assert tenants.plan(nodes.catalog, name, None, account, back=True).target == first
+    finally:
+        with nodes.catalog.engine.begin() as connection:
+            connection.execute(text("delete from shardids_catalog.key_move where kind = 'text@eu'"))
 
 
 def test_a_key_comes_back_although_the_catalog_has_forgotten_its_move(nodes: TwoNodes) -> None:

@@ -226,6 +226,45 @@ def test_a_row_that_is_written_before_the_one_it_refers_to_is_not_left_behind(no
     assert_once(nodes, name, tenant)
 
 
+def test_a_row_that_is_written_before_its_parent_while_a_move_is_resumed_comes_along(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the process was killed in the pause, with the gate closed: writers leave no notes then."""
+    name = "killed in the pause"
+    tenant, source = new_tenant(nodes, name), home(nodes, name)
+    node, s = nodes.catalog.node_of(source).name, schema(source)
+
+    def stop(event: Event) -> None:
+        if event == StepDone(step="announce"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        moved(nodes, name, stop)
+    (move,) = tenants.open_key_moves(nodes.catalog)
+    ask(nodes, source, f"select nextval('shardids.key_gate_{move.id}')")
+    with nodes.connected(node) as late:
+        (user,) = late.execute(f"select {s}.next_id()").fetchone()
+        look_again = leaving.Leaving._look_again
+
+        def write(self: leaving.Leaving) -> None:
+            late.execute("begin")
+            late.execute(f"insert into {s}.photos (user_id, size) values ({user}, 9)")
+            look_again(self)
+
+        def add_user(event: Event) -> None:
+            if event == StepDone(step="copy"):
+                values = f"({user}, {tenant}, 'late')"
+                ask(nodes, source, f"insert into {{s}}.users (id, tenant_id, name) values {values}")
+                late.execute("commit")
+
+        monkeypatch.setattr(leaving.Leaving, "_look_again", write)
+        resumed = tenants.resume(nodes.catalog, name, options=QUICK, on_event=add_user)
+        assert resumed.outcome == "moved"
+    sizes = [row[2] for row in rows_of(nodes, home(nodes, name), tenant)["photos"] if row[1] == user]
+    assert sizes == [9]
+    assert_once(nodes, name, tenant)
+
+
 def test_rows_whose_parent_is_replaced_by_the_keys_come_along(nodes: TwoNodes) -> None:
     """With a deferred foreign key nothing of them is written, and they are the key's from the COMMIT on."""
     name = "replacing"

@@ -6,6 +6,7 @@ import time
 from itertools import count
 
 import psycopg
+from sqlalchemy import text
 
 from shardids import tenants
 from shardids.catalog.keys.homes import shard_of_key
@@ -44,6 +45,19 @@ def abort_open(nodes: TwoNodes) -> None:
     """Undoes the moves of keys that a test has left."""
     for move in tenants.open_key_moves(nodes.catalog):
         tenants.abort(nodes.catalog, move.key, options=QUICK)
+
+
+def lose_switch(nodes: TwoNodes, key: str) -> None:
+    """Makes the catalog one that was restored to a moment while the rows of a key were copied."""
+    with nodes.catalog.engine.begin() as connection:
+        for statement in (
+            f"delete from shardids_catalog.key_home where key = '{key}'",
+            f"update shardids_catalog.moved_key set shard = origin where key = '{key}'",
+            "update shardids_catalog.key_move set step = 'copy', switched_at = null, rows = null,"
+            " ended_at = null, outcome = null, is_unsettled = false, epoch = gen_random_uuid()"
+            f" where key = '{key}'",
+        ):
+            connection.execute(text(statement))
 
 
 def make_tables(nodes: TwoNodes, shards: int, tables: str = TABLES) -> None:

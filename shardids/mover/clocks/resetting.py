@@ -26,7 +26,7 @@ from shardids.ids.layout import Layout
 from shardids.mover.clocks.confirming import Comparison, compare_clocks
 from shardids.mover.clocks.stored import StoredId, stored_outside
 from shardids.mover.journal import alone
-from shardids.pg.locks import holders_of_tables, named
+from shardids.pg.locks import holders_of_tables, named, open_transactions
 from shardids.pg.queries import read
 
 _CONNECT_TIMEOUT_S: Final = 5
@@ -299,7 +299,7 @@ def _await_transactions(connection: Connection, shard: int) -> None:
 
 def _transactions(connection: Connection) -> dict[str, str]:
     with connection.begin():
-        return {row.transaction: row.who for row in connection.execute(_TRANSACTIONS)}
+        return {one.id: str(one) for one in open_transactions(connection)}
 
 
 def _holders(connection: Connection, shard: int) -> str:
@@ -332,12 +332,4 @@ _PLAN: Final = text("""
 _RESET: Final = text(
     "select * from shardids.reset_clock(:shard, shardids.ms_of(cast(:since as timestamptz)))"
 )
-# pg_locks shows every role who is in a transaction; pg_stat_activity shows few roles when it began, by a
-# clock that has just been wrong.
-_TRANSACTIONS: Final = text("""
-    select l.virtualtransaction as transaction, 'process ' || a.pid || ' of role "' || a.usename || '"' as who
-    from pg_locks l join pg_stat_activity a using (pid)
-    where l.locktype = 'virtualxid' and l.granted and l.mode = 'ExclusiveLock' and l.pid <> pg_backend_pid()
-      and a.datid = (select d.oid from pg_database d where d.datname = current_database())
-      and a.backend_type is distinct from 'autovacuum worker'""")
 _OFFSET: Final = text("select id_offset::text from shardids.shard where id = :shard")

@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 74101070757888
+    START WITH 74109660692480
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 74156905332737
+    START WITH 74165495267329
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -6096,7 +6096,8 @@ COMMENT ON TABLE shardids.index_aside IS 'Indexes that set_indexes_aside has dro
 
 CREATE TABLE shardids.key_arrival (
     move bigint NOT NULL,
-    at timestamp with time zone DEFAULT now() NOT NULL
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    is_home boolean DEFAULT false NOT NULL
 );
 
 
@@ -6112,6 +6113,13 @@ COMMENT ON TABLE shardids.key_arrival IS 'Moves of keys whose rows have arrived,
 --
 
 COMMENT ON COLUMN shardids.key_arrival.move IS 'The number of the move in shardids_catalog.key_move; gone when the move has ended';
+
+
+--
+-- Name: COLUMN key_arrival.is_home; Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON COLUMN shardids.key_arrival.is_home IS 'The key lives here: set after the switch, so that a catalog which has lost the switch does not let the move begin again';
 
 
 --
@@ -7469,9 +7477,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385285631674155010);
-INSERT INTO shard_0000.kept VALUES (385285631674155011);
-INSERT INTO shard_0000.kept VALUES (385285631674155012);
+INSERT INTO shard_0000.kept VALUES (385287454837440514);
+INSERT INTO shard_0000.kept VALUES (385287454837440515);
+INSERT INTO shard_0000.kept VALUES (385287454837440516);
 
 
 --
@@ -7535,8 +7543,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713445376187014884/5/16969', 1, 2756088622741454848, '757', '2026-11-29 04:27:32.796625+00', NULL, NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713445376187014884/5/16969', 1, 2756088622741454848, '758', '2026-11-29 04:27:32.820119+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713447244087280187/5/16969', 1, 2401091502504673280, '757', '2026-11-29 04:34:47.46826+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713447244087280187/5/16969', 1, 2401091502504673280, '758', '2026-11-29 04:34:47.492978+00', NULL, NULL);
 
 
 --
@@ -7562,7 +7570,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:27:32.274541+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:34:47.169074+00');
 
 
 --
@@ -7623,7 +7631,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:27:32.837884+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:34:47.511587+00', NULL);
 
 
 --
@@ -7730,7 +7738,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2756088714600707700, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2401091594364360808, true);
 
 
 --
@@ -7744,7 +7752,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2756088714600707660, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2401091594364360770, true);
 
 
 --
@@ -7786,7 +7794,7 @@ SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91859252788, true);
+SELECT pg_catalog.setval('shardids.step_1', 91859687464, true);
 
 
 --
@@ -7821,7 +7829,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91859252812, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91859687490, true);
 
 
 --
