@@ -7477,9 +7477,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385287454837440514);
-INSERT INTO shard_0000.kept VALUES (385287454837440515);
-INSERT INTO shard_0000.kept VALUES (385287454837440516);
+INSERT INTO shard_0000.kept VALUES (385291647891537922);
+INSERT INTO shard_0000.kept VALUES (385291647891537923);
+INSERT INTO shard_0000.kept VALUES (385291647891537924);
 
 
 --
@@ -7543,8 +7543,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713447244087280187/5/16969', 1, 2401091502504673280, '757', '2026-11-29 04:34:47.46826+00', NULL, NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713447244087280187/5/16969', 1, 2401091502504673280, '758', '2026-11-29 04:34:47.492978+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713451537903859429/5/16969', 1, 2579146415506718720, '757', '2026-11-29 04:51:27.203013+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713451537903859429/5/16969', 1, 2579146415506718720, '758', '2026-11-29 04:51:27.212201+00', NULL, NULL);
 
 
 --
@@ -7570,7 +7570,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:34:47.169074+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:51:26.975226+00');
 
 
 --
@@ -7631,7 +7631,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:34:47.511587+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:51:27.218944+00', NULL);
 
 
 --
@@ -7738,7 +7738,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2401091594364360808, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2579146507367405950, true);
 
 
 --
@@ -7752,7 +7752,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2401091594364360770, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2579146507367405929, true);
 
 
 --
@@ -7794,7 +7794,7 @@ SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91859687464, true);
+SELECT pg_catalog.setval('shardids.step_1', 91860687198, true);
 
 
 --
@@ -7829,7 +7829,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91859687490, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91860687209, true);
 
 
 --
