@@ -13,6 +13,7 @@ from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
     Session,
+    aliased,
     column_property,
     foreign,
     joinedload,
@@ -255,6 +256,67 @@ def test_values_of_the_rows_own_shard_are_written(session: Session) -> None:
 def test_rows_of_several_shards_have_a_count(session: Session) -> None:
     rows = [{"handle": f"q{n}"} for n in range(9)]
     assert session.execute(insert(A).values(rows)).rowcount == -1  # type: ignore[attr-defined]  # of a CursorResult
+
+
+PLACE = func.row_number().over(order_by=A.id)
+PLACES = select(A.id, A.handle, PLACE.label("n")).subquery()
+LAST = select(A.id, PLACE.label("n")).cte()
+BEHIND = select(PLACES.c.id).where(PLACES.c.n > COUNT - 2)
+
+
+def placed(id_: int) -> list[Any]:
+    """Returns SELECTs of an account's place among all, by its ID."""
+    within = select(PLACES.c.id, PLACES.c.n).where(PLACES.c.n > 0).subquery()
+    return [
+        select(PLACES.c.n).where(PLACES.c.id == id_),
+        select(LAST.c.n).where(LAST.c.id == id_),
+        select(within.c.n).where(within.c.id == id_),
+        select(PLACES.c.n).join(A, A.id == PLACES.c.id).where(A.id == id_),
+        select(PLACES.c.n).join(P, P.account_id == PLACES.c.id).where(P.account_id == id_),
+        select(select(PLACES.c.n).where(PLACES.c.id == A.id).scalar_subquery()).where(A.id == id_),
+        select(within.c.n).where(within.c.id == id_, within.c.id.in_(select(LAST.c.id))),
+    ]
+
+
+def test_a_window_in_a_subquery_goes_over_all_rows(session: Session) -> None:
+    ids = session.scalars(select(A.id).order_by(A.id)).all()
+    for place, id_ in enumerate(ids, 1):
+        for statement in placed(id_):
+            assert session.scalars(statement).all() == [place], str(statement)
+        handle = session.scalars(select(A.handle).where(A.id == id_)).one()
+        assert session.scalars(select(PLACES.c.n).where(PLACES.c.handle == handle)).all() == [place]
+        assert len(session.scalars(select(A).where(A.id == id_, A.id.in_(BEHIND))).all()) == (
+            place > COUNT - 2
+        )
+
+
+def test_a_window_in_a_subquery_is_refused_where_the_query_node_is_not_asked(
+    cluster: Cluster, session: Session
+) -> None:
+    id_ = session.scalars(select(func.max(A.id))).one()
+    for fan_out in ("named", "never"):
+        with cluster.sharded_session(fan_out=fan_out) as few:
+            for statement in placed(id_):
+                with pytest.raises(CannotCombine, match="a window function in a subquery over several"):
+                    few.execute(statement)
+
+
+def test_a_window_over_the_rows_of_one_shard_is_computed_there(cluster: Cluster, session: Session) -> None:
+    post = session.scalars(select(P)).first()
+    assert post is not None
+    place = func.row_number().over(partition_by=(C.post_id, C.id > 0), order_by=C.id.desc())
+    by_post = select(C.id, C.post_id, place.label("n")).subquery()
+    other = aliased(C)
+    bound = select(func.sum(func.count(other.id)).over()).where(other.post_id == C.post_id)
+    above = select(P.account_id, by_post.c.n).join(by_post, by_post.c.post_id == P.id).subquery()
+    with cluster.sharded_session(fan_out="never") as one:
+        for statement in (
+            select(by_post.c.n).where(by_post.c.post_id == post.id),
+            select(above.c.n).where(above.c.account_id == post.account_id),
+            select(place).where(C.post_id == post.id),
+            select(bound.scalar_subquery()).where(C.post_id == post.id),
+        ):
+            assert len(one.scalars(statement).all()) == 3
 
 
 # Sessions on one shard.

@@ -276,7 +276,7 @@ class _Around:
         scope: the sources whose columns it may use.
         aggregates: whether all rows of its SELECT, or those of each group, are in one shard, so that it may
             aggregate them.
-        windows: whether all rows of its SELECT are in one shard: a window goes over all groups.
+        windows: whether all rows of its SELECT are in one shard, or in each: a window goes over all groups.
         filters: whether it is a condition that discards rows, and treats NULL as false.
     """
 
@@ -401,7 +401,9 @@ class Check:
         if top and not bound:
             require_clear_names(select)
         is_one = bound or self._kind_of is None
-        within = _Around(scope=scope, aggregates=is_one, windows=is_one)
+        # A subquery in FROM may read more rows than those that the criteria around it are about.
+        windows = bound or (is_one and all(source.everywhere for source in scope.sources.values()))
+        within = _Around(scope=scope, aggregates=is_one, windows=windows)
         self._all(conditions, replace(within, filters=True))
         for condition, filters in scope.conditions:
             self._check(condition, replace(within, filters=filters))
@@ -446,6 +448,8 @@ class Check:
             return
         if self._kind_of is not None:
             self._require_listed(element, around)
+        elif kind == "over":
+            _require_own_rows(element, around)
         if kind == "column":
             return
         operator = getattr(element, "operator", None)
@@ -561,6 +565,16 @@ def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top
             raise CannotCombine(f"{what} over several shards would see one shard at a time", hint=_IN_PYTHON)
     if clauses.having and not clauses.group_by:
         raise CannotCombine("HAVING over several shards would see one shard at a time", hint=_IN_PYTHON)
+
+
+def _require_own_rows(window: Any, around: _Around) -> None:
+    """Refuse a window over rows of several shards in a statement whose criteria name one."""
+    parts = () if window.partition_by is None else window.partition_by
+    if around.windows or (around.scope is not None and around.scope.tells_shard(parts)):
+        return
+    raise CannotCombine(
+        "a window function in a subquery over several shards is not supported", hint=_IN_PYTHON
+    )
 
 
 def reads_references(statement: Any, dialect: Dialect) -> bool:
