@@ -324,7 +324,15 @@ class Check:
         self.top = scope
         if scope.sources and not scope.located:
             raise unlocated(next(iter(scope.sources.values())))
-        return bool(scope.sources) or folded is not None
+        if scope.sources or folded is None or not self._sent.sources:
+            return bool(scope.sources)
+        # Only EXISTS reads tables: an aggregate is of one row, and each shard has that row.
+        for column in self._sent.part(self._given).core.inner_columns:
+            if not any(isinstance(one, Select) for one in folded(column)):
+                raise CannotCombine(
+                    f"{column} has no FROM, and EXISTS beside it asks several shards", hint=_IN_PYTHON
+                )
+        return True
 
     def in_one_shard(self) -> None:
         """Check a statement whose criteria name one shard: does it also read rows of others?
