@@ -525,6 +525,11 @@ class Maker:
     def change(self) -> Any:
         name = self.pick("u", "p")
         model: Any = ENTITIES[name]
+        if self.chance(8):
+            rows = self.windowed(name)
+            found = model.id.in_(select(rows.c.id).where(rows.c.w > self.pick(1, 2, 10)))
+            changed = (delete(Photo) if name == "p" else update(User).values(age=7)).where(found)
+            return changed.where(self.in_one_shard(name)) if self.chance(80) else changed
         if self.chance(40):
             return delete(Photo).where(self.condition(["p"]))
         target = "age" if name == "u" else "likes"

@@ -319,6 +319,37 @@ def test_a_window_over_the_rows_of_one_shard_is_computed_there(cluster: Cluster,
             assert len(one.scalars(statement).all()) == 3
 
 
+D = aliased(Comment)
+NUMBERED = select(D.id, func.row_number().over(order_by=D.id).label("n")).subquery()
+OTHERS: list[tuple[Any, Callable[[Any, list[int]], bool]]] = [
+    (C.id < select(func.avg(D.id)).scalar_subquery(), lambda one, ids: one.id < sum(ids) / len(ids)),
+    (C.id < select(func.min(D.id)).scalar_subquery(), lambda *_: False),
+    (select(func.count(D.id)).scalar_subquery() == 3 * COUNT, lambda *_: True),
+    (C.id.in_(select(NUMBERED.c.id).where(NUMBERED.c.n <= 20)), lambda one, ids: one.id in ids[:20]),
+    (C.id.in_(select(NUMBERED.c.id).where(NUMBERED.c.n > 20)), lambda one, ids: one.id in ids[20:]),
+    (BY_SOME, lambda one, _: int(one.author_name[1:]) % 2 == 1),
+]
+
+
+@pytest.mark.parametrize(("criteria", "is_met"), OTHERS)
+def test_a_change_of_rows_in_one_shard_may_read_rows_of_others(
+    cluster: Cluster, session: Session, criteria: Any, is_met: Callable[[Any, list[int]], bool]
+) -> None:
+    comments = session.scalars(select(C).order_by(C.id)).all()
+    ids = [one.id for one in comments]
+    for post in session.scalars(select(P.id)).all():
+        found = {one.id for one in comments if one.post_id == post and is_met(one, ids)}
+        own = C.post_id == post, criteria
+        assert session.execute(update(C).where(*own).values(author_name="q")).rowcount == len(found)  # type: ignore[attr-defined]  # of a CursorResult
+        assert {one.id for one in comments if one.author_name == "q"} == found
+        session.rollback()
+        assert set(session.scalars(delete(C).where(*own).returning(C.id))) == found
+        assert session.scalar(select(func.count(C.id))) == 3 * COUNT - len(found)
+        session.rollback()
+    with cluster.sharded_session(fan_out="named") as few, pytest.raises(CannotCombine):
+        few.execute(delete(C).where(*own))
+
+
 # Sessions on one shard.
 
 
