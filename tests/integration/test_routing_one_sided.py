@@ -319,6 +319,92 @@ def test_a_window_over_the_rows_of_one_shard_is_computed_there(cluster: Cluster,
             assert len(one.scalars(statement).all()) == 3
 
 
+def of_one(post: Post) -> list[tuple[Any, list[Any]]]:
+    """Returns SELECTs from subqueries of a post's comments, and their answers."""
+    comments = sorted(post.comments, key=lambda one: one.id)
+    ids, names = [one.id for one in comments], sorted(one.author_name for one in comments)
+    rows = select(C.id, C.post_id, C.author_name).where(C.post_id == post.id)
+    tags = rows.with_only_columns(C.author_name).distinct().subquery()
+    last = rows.order_by(C.id.desc()).limit(2).subquery()
+    cte = rows.order_by(C.id).offset(1).cte()
+    every = rows.subquery()
+    objects: Any = aliased(C, select(C).where(C.post_id == post.id).order_by(C.id).limit(1).subquery())
+    total = rows.with_only_columns(func.count(C.id).label("n")).having(func.count(C.id) > 2).subquery()
+    joined = select(P.title, C.author_name).join(C).where(P.id == post.id)
+    titles = joined.group_by(P.title, C.author_name).subquery()
+    keyed = select(A.age).where(A.handle == post.account.handle).distinct().subquery()
+    numbered = select(every.c.id, func.row_number().over(order_by=every.c.id).label("n")).subquery()
+    fewer = select(every.c.author_name).distinct().subquery()
+    with_post = select(P.title, every.c.id).join(every, every.c.post_id == P.id).limit(2).subquery()
+    return [
+        (select(func.count()).select_from(tags), [3]),
+        (select(tags.c.author_name).order_by(tags.c.author_name), names),
+        (select(last.c.id).order_by(last.c.id), ids[1:]),
+        (select(last.c.id).join(P, P.id == last.c.post_id).order_by(last.c.id), ids[1:]),
+        (select(func.count(last.c.id)).join(P, P.id == last.c.post_id).where(P.id == post.id), [2]),
+        (select(P.title).where(P.id == post.id, P.id.in_(select(last.c.post_id))), ["t"]),
+        (select(cte.c.id).order_by(cte.c.id), ids[1:]),
+        (select(objects.id), ids[:1]),
+        (select(objects), comments[:1]),
+        (select(total.c.n), [3]),
+        (select(titles.c.author_name).order_by(titles.c.author_name), names),
+        (select(keyed.c.age), [post.account.age]),
+        (select(numbered.c.n).where(numbered.c.id == ids[1]), [2]),
+        (select(fewer.c.author_name).order_by(fewer.c.author_name), names),
+        (select(func.count()).select_from(with_post), [2]),
+    ]
+
+
+def test_a_subquery_whose_own_criteria_name_one_shard_is_computed_there(
+    cluster: Cluster, session: Session
+) -> None:
+    for post in session.scalars(select(P)).all()[:4]:
+        for statement, expected in of_one(post):
+            assert session.scalars(statement).all() == expected, str(statement)
+            with cluster.sharded_session(fan_out="never") as few:
+                assert len(few.scalars(statement).all()) == len(expected), str(statement)
+    # Rows that the query node does not see yet.
+    session.execute(update(C).where(C.post_id == post.id).values(author_name="h1"))
+    names = select(C.author_name).where(C.post_id == post.id).distinct().subquery()
+    assert session.scalars(select(names.c.author_name)).all() == ["h1"]
+
+
+def test_a_subquery_that_names_another_shard_than_the_statement_has_the_answer_of_one_database(
+    cluster: Cluster, session: Session
+) -> None:
+    posts = session.scalars(select(P)).all()
+    post = posts[0]
+    far = next(one for one in posts if cluster.shard_of(one.id) != cluster.shard_of(post.id))
+    rows = select(P.id, P.account_id, P.title).where(P.id == far.id).limit(1).subquery()
+    both = select(P.id, P.title).where(P.id.in_([post.id, far.id]))
+    first = both.order_by(P.id.desc()).limit(1).subquery()
+    last = both.order_by(P.id).limit(1).subquery()
+    mine = select(A.id).where(A.id == post.account_id)
+    other = select(func.count(P.id).label("n")).where(P.id == far.id).subquery()
+    nothing: Any = select(A.age).where(A.id == far.account_id, A.age > 9).limit(1)
+    found: list[tuple[Any, list[Any]]] = [
+        (select(rows.c.title).where(rows.c.id == post.id), []),
+        (
+            select(rows.c.title)
+            .select_from(A)
+            .outerjoin(rows, rows.c.account_id == A.id)
+            .where(mine.whereclause),
+            [None],
+        ),  # type: ignore[arg-type]
+        (mine.where(A.id.not_in(select(rows.c.account_id))), [post.account_id]),
+        (mine.where(A.id.in_(select(rows.c.account_id))), []),
+        (mine.where(exists().where(rows.c.account_id == A.id)), []),
+        (select(A.age).where(mine.whereclause, A.age.not_in(nothing)), [post.account.age]),  # type: ignore[arg-type]
+        (select(other.c.n).join(A, A.id == post.account_id), [1]),
+        (select(first.c.id).where(first.c.id == min(post.id, far.id)), []),
+        (select(last.c.id).where(last.c.id == min(post.id, far.id)), [min(post.id, far.id)]),
+        (select(first.c.id).where(first.c.id == max(post.id, far.id)), [max(post.id, far.id)]),
+        (select(last.c.id).where(last.c.id == max(post.id, far.id)), []),
+    ]
+    for statement, expected in found:
+        assert session.scalars(statement).all() == expected, str(statement)
+
+
 D = aliased(Comment)
 NUMBERED = select(D.id, func.row_number().over(order_by=D.id).label("n")).subquery()
 OTHERS: list[tuple[Any, Callable[[Any, list[int]], bool]]] = [

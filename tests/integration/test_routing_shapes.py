@@ -349,6 +349,12 @@ REFUSED: list[tuple[str, Any]] = [
         "IN with NULL, negated",
         select(User).where(not_(and_(User.id.in_(select(U.inviter_id)), User.age == 1))),
     ),
+    (
+        "NOT IN with NULL, of rows that may be in another shard",
+        select(User).where(
+            User.name == "user 1", User.inviter_id.not_in(select(P.user_id).where(P.user_id == 0))
+        ),
+    ),
     ("IN with NULL as a value", select(User.id, User.id.in_(select(U.inviter_id)))),
     ("IN over other columns", select(User).where(User.age.in_(select(P.likes)))),
     ("recursive", select(select(User.id).cte("r", recursive=True).c.id)),

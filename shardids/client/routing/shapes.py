@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
-from sqlalchemy import Column, Select, Table, Update
+from sqlalchemy import BindParameter, Column, Select, Table, Update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ColumnClause, Grouping
@@ -67,6 +67,7 @@ class Source:
         traits: of a subquery's columns; ``None`` for a table.
         optional: whether an outer join may leave its columns NULL.
         everywhere: whether every shard has the same rows of it, as of reference tables.
+        is_of_one: whether it is a subquery that reads rows of one shard only, whichever is asked.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Source:
     traits: Mapping[Any, Trait] | None = None
     optional: bool = False
     everywhere: bool = False
+    is_of_one: bool = False
 
     def trait(self, column: Any) -> Trait:
         """Return the known properties of one of its columns."""
@@ -138,6 +140,22 @@ class Scope:
                 return mine, source.trait(column)
             scope = scope.outer
         return None
+
+    def is_of_one(self, where: Iterable[Any]) -> bool:
+        """Return whether all its rows live in the shard that one value tells.
+
+        A list is not enough: the shards of its values differ from execution to execution.
+        """
+        if any(source.is_of_one and not source.optional for source in self.sources.values()):
+            return True
+        return any(
+            found is not None and found[1].tells is not None and found[0] in self.located
+            for condition in conjuncts(where)
+            if isinstance(condition, BinaryExpression) and condition.operator is operators.eq
+            for one, other in ((condition.left, condition.right), (condition.right, condition.left))
+            if isinstance(plain(other), BindParameter)
+            for found in (self.trait(one),)
+        )
 
     def tells_shard(self, columns: Iterable[Any]) -> bool:
         """Return whether rows of two shards always differ in one of the columns: NULL does not differ."""
@@ -308,7 +326,7 @@ class Check:
         self._sent: Sent = as_sent(statement, dialect)
         self._by_table = by_table
         self._kind_of = kind_of
-        self._derived: dict[Any, Scope] = {}
+        self._derived: dict[Any, tuple[Scope, bool]] = {}
 
     def select(self, folded: Callable[[Any], Iterable[Any]] | None = None) -> bool:
         """Check a SELECT; ``folded`` gives what each shard computes an aggregate's column of.
@@ -388,7 +406,8 @@ class Check:
         """Check a SELECT; ``tested`` is a condition that the statement around sets its rows.
 
         A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
-        may compute over them. Any other has to give its rows one by one.
+        may compute over them; so may one in FROM that names a shard itself, if the statement goes to one.
+        Any other has to give its rows one by one.
         """
         _, core, froms = self._sent.part(select)
         if core is None:
@@ -399,7 +418,10 @@ class Check:
             self._source(source, scope, optional=False)
         conditions = [] if core.whereclause is None else [core.whereclause]
         scope.bind(conditions)
-        bound = scope.is_bound or (top and self._kind_of is None)
+        # The criteria around are about the same shard, or about rows that these are not joined with. That is
+        # not enough within an expression: NOT IN of nothing is true.
+        is_of_one = top or (outer is None and scope.is_of_one(conditions))
+        bound = scope.is_bound or (self._kind_of is None and is_of_one)
         scope.bind([] if tested is None else [tested])
         if must_be_bound and not scope.is_bound:
             _refuse_subquery(scope)
@@ -547,8 +569,8 @@ class Check:
 
     def _subquery_source(self, element: Any, inner: Any, *, optional: bool) -> Source:
         if inner not in self._derived:
-            self._derived[inner], _ = self._read(inner.element, None)
-        there = self._derived[inner]
+            self._derived[inner] = self._read(inner.element, None)
+        there, is_of_one = self._derived[inner]
         columns, given = list(element.c), list(inner.element.selected_columns)
         traits: dict[Any, Trait] = {}
         if len(columns) == len(given):
@@ -560,6 +582,7 @@ class Check:
             traits=traits,
             optional=optional,
             everywhere=bool(there.sources) and all(one.everywhere for one in there.sources.values()),
+            is_of_one=is_of_one,
         )
 
 
