@@ -346,6 +346,7 @@ def of_one(post: Post) -> list[tuple[Any, list[Any]]]:
         (select(cte.c.id).order_by(cte.c.id), ids[1:]),
         (select(objects.id), ids[:1]),
         (select(objects), comments[:1]),
+        (select(P).options(joinedload(P.comments)).where(P.id == post.id).limit(2), [post]),
         (select(total.c.n), [3]),
         (select(titles.c.author_name).order_by(titles.c.author_name), names),
         (select(keyed.c.age), [post.account.age]),
@@ -360,9 +361,9 @@ def test_a_subquery_whose_own_criteria_name_one_shard_is_computed_there(
 ) -> None:
     for post in session.scalars(select(P)).all()[:4]:
         for statement, expected in of_one(post):
-            assert session.scalars(statement).all() == expected, str(statement)
+            assert session.scalars(statement).unique().all() == expected, str(statement)
             with cluster.sharded_session(fan_out="never") as few:
-                assert len(few.scalars(statement).all()) == len(expected), str(statement)
+                assert len(few.scalars(statement).unique().all()) == len(expected), str(statement)
     # Rows that the query node does not see yet.
     session.execute(update(C).where(C.post_id == post.id).values(author_name="h1"))
     names = select(C.author_name).where(C.post_id == post.id).distinct().subquery()
