@@ -187,6 +187,18 @@ def test_objects_are_loaded_in_any_session(nodes: Nodes) -> None:
         assert user.country.name == "Germany"
 
 
+def test_a_window_over_them_is_computed_in_the_shard_that_is_named(nodes: Nodes) -> None:
+    place = func.row_number().over(order_by=Country.code)
+    places = select(Country.code, place.label("n")).subquery()
+    with nodes.cluster.sharded_session(fan_out="never") as session, session.begin():
+        session.add(User(name="placed", country_code="DE"))
+        session.flush()
+        placed = select(places.c.n).join(User, User.country_code == places.c.code)
+        found = session.scalars(placed.where(User.name == "placed")).all()
+        assert found == [1 + nodes.codes("a").index("DE")]
+        session.rollback()
+
+
 def test_the_query_node_groups_by_them(nodes: Nodes) -> None:
     views.create_query_node(nodes.catalog, node="b", store_password=True)
     try:

@@ -343,6 +343,19 @@ def test_a_name_is_not_one_of_a_relationship_loaded_by_a_join(pair: Pair) -> Non
         assert [row.id for (row,) in rows] == expected
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        select(func.count(), exists().where(Part.x > 20)),
+        select(exists().where(Part.x > 99), func.sum(literal(2))),
+        select(func.count().filter(literal(1) == 1), ~exists().where(Part.x > 20)),
+        select(func.count()).where(exists().where(Part.x > 20)),
+    ],
+)
+def test_an_aggregate_without_from_is_of_one_row_beside_exists(pair: Pair, statement: Any) -> None:
+    assert compare(pair, statement) == "views"
+
+
 SOME = exists().where(Part.account_id == A.id, Part.x > 20)
 ANY, NONE = exists().where(Part.x > 20), exists().where(Part.x > 99)
 

@@ -360,6 +360,38 @@ class Maker:
             statement = statement.limit(1_000_000)
         return statement, ordered
 
+    def placed(self) -> Any:
+        """A SELECT from one that computes a window, mostly of one row of it."""
+        name = self.pick("u", "p")
+        rows = self.windowed(name)
+        if self.chance(20):
+            rows = select(rows.c.id, rows.c.owner, rows.c.w).where(rows.c.w > 0).subquery()
+        statement = select(rows.c.w, rows.c.id)
+        if self.chance(20):
+            statement = statement.join(User, User.id == rows.c.owner).where(self.condition(["u"], 0))
+        if self.chance(80):
+            one = self.pick(*self.ids)
+            statement = statement.where(self.pick(rows.c.owner == one, rows.c.owner.in_([one])))
+        return statement
+
+    def windowed(self, name: str) -> Any:
+        """A subquery of rows' IDs, users and a window."""
+        model: Any = ENTITIES[name]
+        owner = model.id if name == "u" else model.user_id
+        made = self.pick(func.row_number(), func.rank(), func.count())
+        parts = {"partition_by": self.pick(owner, self.number([name]))} if self.chance(40) else {}
+        window = made.over(order_by=(self.number([name]), model.id), **parts)
+        inner = select(model.id.label("id"), owner.label("owner"), window.label("w"))
+        if self.chance(30):
+            inner = inner.where(self.condition([name], 0))
+        if self.chance(30):
+            inner = inner.where(self.in_one_shard(name))
+        if self.chance(20):
+            inner = inner.distinct()
+        if self.chance(20):
+            inner = inner.order_by(model.id).limit(2)
+        return self.pick(inner.subquery, inner.cte)()
+
     def objects(self) -> Any:
         """Returns a SELECT of objects, with their relationships."""
         name = self.pick("u", "u", "p")
@@ -493,6 +525,11 @@ class Maker:
     def change(self) -> Any:
         name = self.pick("u", "p")
         model: Any = ENTITIES[name]
+        if self.chance(8):
+            rows = self.windowed(name)
+            found = model.id.in_(select(rows.c.id).where(rows.c.w > self.pick(1, 2, 10)))
+            changed = (delete(Photo) if name == "p" else update(User).values(age=7)).where(found)
+            return changed.where(self.in_one_shard(name)) if self.chance(80) else changed
         if self.chance(40):
             return delete(Photo).where(self.condition(["p"]))
         target = "age" if name == "u" else "likes"
@@ -553,17 +590,26 @@ ROWS = [
 ]
 
 
-def compare(pair: Pair, data: Any) -> None:  # noqa: PLR0912 -- one kind of statement after another
+def compare(pair: Pair, data: Any) -> None:  # noqa: PLR0912, PLR0915 -- one kind after another
     """Draws one statement, and notes how it was answered."""
     make = Maker(data, pair.ids)
     what = make.pick(
-        *["select"] * 7, *["change"] * 3, *["objects"] * 3, *["locked"] * 2, "reused", "failing", *WRITES
+        *["select"] * 7,
+        *["change"] * 3,
+        *["objects"] * 3,
+        *["locked"] * 2,
+        "placed",
+        "reused",
+        "failing",
+        *WRITES,
     )
     ordered, answer_of, values = False, outcome, None
     if what in ("select", "written"):
         statement, ordered = make.select()
     elif what == "change":
         statement = make.change()
+    elif what == "placed":
+        statement = make.placed()
     elif what == "locked":
         statement, ordered = make.locked()
     elif what == "reused":

@@ -13,6 +13,7 @@ from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
     Session,
+    aliased,
     column_property,
     foreign,
     joinedload,
@@ -255,6 +256,185 @@ def test_values_of_the_rows_own_shard_are_written(session: Session) -> None:
 def test_rows_of_several_shards_have_a_count(session: Session) -> None:
     rows = [{"handle": f"q{n}"} for n in range(9)]
     assert session.execute(insert(A).values(rows)).rowcount == -1  # type: ignore[attr-defined]  # of a CursorResult
+
+
+PLACE = func.row_number().over(order_by=A.id)
+PLACES = select(A.id, A.handle, PLACE.label("n")).subquery()
+LAST = select(A.id, PLACE.label("n")).cte()
+BEHIND = select(PLACES.c.id).where(PLACES.c.n > COUNT - 2)
+
+
+def placed(id_: int) -> list[Any]:
+    """Returns SELECTs of an account's place among all, by its ID."""
+    within = select(PLACES.c.id, PLACES.c.n).where(PLACES.c.n > 0).subquery()
+    return [
+        select(PLACES.c.n).where(PLACES.c.id == id_),
+        select(LAST.c.n).where(LAST.c.id == id_),
+        select(within.c.n).where(within.c.id == id_),
+        select(PLACES.c.n).join(A, A.id == PLACES.c.id).where(A.id == id_),
+        select(PLACES.c.n).join(P, P.account_id == PLACES.c.id).where(P.account_id == id_),
+        select(select(PLACES.c.n).where(PLACES.c.id == A.id).scalar_subquery()).where(A.id == id_),
+        select(within.c.n).where(within.c.id == id_, within.c.id.in_(select(LAST.c.id))),
+    ]
+
+
+def test_a_window_in_a_subquery_goes_over_all_rows(session: Session) -> None:
+    ids = session.scalars(select(A.id).order_by(A.id)).all()
+    for place, id_ in enumerate(ids, 1):
+        for statement in placed(id_):
+            assert session.scalars(statement).all() == [place], str(statement)
+        handle = session.scalars(select(A.handle).where(A.id == id_)).one()
+        assert session.scalars(select(PLACES.c.n).where(PLACES.c.handle == handle)).all() == [place]
+        assert len(session.scalars(select(A).where(A.id == id_, A.id.in_(BEHIND))).all()) == (
+            place > COUNT - 2
+        )
+
+
+def test_a_window_in_a_subquery_is_refused_where_the_query_node_is_not_asked(
+    cluster: Cluster, session: Session
+) -> None:
+    id_ = session.scalars(select(func.max(A.id))).one()
+    for fan_out in ("named", "never"):
+        with cluster.sharded_session(fan_out=fan_out) as few:
+            for statement in placed(id_):
+                with pytest.raises(CannotCombine, match="a window function in a subquery over several"):
+                    few.execute(statement)
+
+
+def test_a_window_over_the_rows_of_one_shard_is_computed_there(cluster: Cluster, session: Session) -> None:
+    post = session.scalars(select(P)).first()
+    assert post is not None
+    place = func.row_number().over(partition_by=(C.post_id, C.id > 0), order_by=C.id.desc())
+    by_post = select(C.id, C.post_id, place.label("n")).subquery()
+    other = aliased(C)
+    bound = select(func.sum(func.count(other.id)).over()).where(other.post_id == C.post_id)
+    above = select(P.account_id, by_post.c.n).join(by_post, by_post.c.post_id == P.id).subquery()
+    with cluster.sharded_session(fan_out="never") as one:
+        for statement in (
+            select(by_post.c.n).where(by_post.c.post_id == post.id),
+            select(above.c.n).where(above.c.account_id == post.account_id),
+            select(place).where(C.post_id == post.id),
+            select(bound.scalar_subquery()).where(C.post_id == post.id),
+        ):
+            assert len(one.scalars(statement).all()) == 3
+
+
+def of_one(post: Post) -> list[tuple[Any, list[Any]]]:
+    """Returns SELECTs from subqueries of a post's comments, and their answers."""
+    comments = sorted(post.comments, key=lambda one: one.id)
+    ids, names = [one.id for one in comments], sorted(one.author_name for one in comments)
+    rows = select(C.id, C.post_id, C.author_name).where(C.post_id == post.id)
+    tags = rows.with_only_columns(C.author_name).distinct().subquery()
+    last = rows.order_by(C.id.desc()).limit(2).subquery()
+    cte = rows.order_by(C.id).offset(1).cte()
+    every = rows.subquery()
+    objects: Any = aliased(C, select(C).where(C.post_id == post.id).order_by(C.id).limit(1).subquery())
+    total = rows.with_only_columns(func.count(C.id).label("n")).having(func.count(C.id) > 2).subquery()
+    joined = select(P.title, C.author_name).join(C).where(P.id == post.id)
+    titles = joined.group_by(P.title, C.author_name).subquery()
+    keyed = select(A.age).where(A.handle == post.account.handle).distinct().subquery()
+    numbered = select(every.c.id, func.row_number().over(order_by=every.c.id).label("n")).subquery()
+    fewer = select(every.c.author_name).distinct().subquery()
+    with_post = select(P.title, every.c.id).join(every, every.c.post_id == P.id).limit(2).subquery()
+    return [
+        (select(func.count()).select_from(tags), [3]),
+        (select(tags.c.author_name).order_by(tags.c.author_name), names),
+        (select(last.c.id).order_by(last.c.id), ids[1:]),
+        (select(last.c.id).join(P, P.id == last.c.post_id).order_by(last.c.id), ids[1:]),
+        (select(func.count(last.c.id)).join(P, P.id == last.c.post_id).where(P.id == post.id), [2]),
+        (select(P.title).where(P.id == post.id, P.id.in_(select(last.c.post_id))), ["t"]),
+        (select(cte.c.id).order_by(cte.c.id), ids[1:]),
+        (select(objects.id), ids[:1]),
+        (select(objects), comments[:1]),
+        (select(P).options(joinedload(P.comments)).where(P.id == post.id).limit(2), [post]),
+        (select(total.c.n), [3]),
+        (select(titles.c.author_name).order_by(titles.c.author_name), names),
+        (select(keyed.c.age), [post.account.age]),
+        (select(numbered.c.n).where(numbered.c.id == ids[1]), [2]),
+        (select(fewer.c.author_name).order_by(fewer.c.author_name), names),
+        (select(func.count()).select_from(with_post), [2]),
+    ]
+
+
+def test_a_subquery_whose_own_criteria_name_one_shard_is_computed_there(
+    cluster: Cluster, session: Session
+) -> None:
+    for post in session.scalars(select(P)).all()[:4]:
+        for statement, expected in of_one(post):
+            assert session.scalars(statement).unique().all() == expected, str(statement)
+            with cluster.sharded_session(fan_out="never") as few:
+                assert len(few.scalars(statement).unique().all()) == len(expected), str(statement)
+    # Rows that the query node does not see yet.
+    session.execute(update(C).where(C.post_id == post.id).values(author_name="h1"))
+    names = select(C.author_name).where(C.post_id == post.id).distinct().subquery()
+    assert session.scalars(select(names.c.author_name)).all() == ["h1"]
+
+
+def test_a_subquery_that_names_another_shard_than_the_statement_has_the_answer_of_one_database(
+    cluster: Cluster, session: Session
+) -> None:
+    posts = session.scalars(select(P)).all()
+    post = posts[0]
+    far = next(one for one in posts if cluster.shard_of(one.id) != cluster.shard_of(post.id))
+    rows = select(P.id, P.account_id, P.title).where(P.id == far.id).limit(1).subquery()
+    both = select(P.id, P.title).where(P.id.in_([post.id, far.id]))
+    first = both.order_by(P.id.desc()).limit(1).subquery()
+    last = both.order_by(P.id).limit(1).subquery()
+    mine = select(A.id).where(A.id == post.account_id)
+    other = select(func.count(P.id).label("n")).where(P.id == far.id).subquery()
+    nothing: Any = select(A.age).where(A.id == far.account_id, A.age > 9).limit(1)
+    found: list[tuple[Any, list[Any]]] = [
+        (select(rows.c.title).where(rows.c.id == post.id), []),
+        (
+            select(rows.c.title)
+            .select_from(A)
+            .outerjoin(rows, rows.c.account_id == A.id)
+            .where(mine.whereclause),
+            [None],
+        ),  # type: ignore[arg-type]
+        (mine.where(A.id.not_in(select(rows.c.account_id))), [post.account_id]),
+        (mine.where(A.id.in_(select(rows.c.account_id))), []),
+        (mine.where(exists().where(rows.c.account_id == A.id)), []),
+        (select(A.age).where(mine.whereclause, A.age.not_in(nothing)), [post.account.age]),  # type: ignore[arg-type]
+        (select(other.c.n).join(A, A.id == post.account_id), [1]),
+        (select(first.c.id).where(first.c.id == min(post.id, far.id)), []),
+        (select(last.c.id).where(last.c.id == min(post.id, far.id)), [min(post.id, far.id)]),
+        (select(first.c.id).where(first.c.id == max(post.id, far.id)), [max(post.id, far.id)]),
+        (select(last.c.id).where(last.c.id == max(post.id, far.id)), []),
+    ]
+    for statement, expected in found:
+        assert session.scalars(statement).all() == expected, str(statement)
+
+
+D = aliased(Comment)
+NUMBERED = select(D.id, func.row_number().over(order_by=D.id).label("n")).subquery()
+OTHERS: list[tuple[Any, Callable[[Any, list[int]], bool]]] = [
+    (C.id < select(func.avg(D.id)).scalar_subquery(), lambda one, ids: one.id < sum(ids) / len(ids)),
+    (C.id < select(func.min(D.id)).scalar_subquery(), lambda *_: False),
+    (select(func.count(D.id)).scalar_subquery() == 3 * COUNT, lambda *_: True),
+    (C.id.in_(select(NUMBERED.c.id).where(NUMBERED.c.n <= 20)), lambda one, ids: one.id in ids[:20]),
+    (C.id.in_(select(NUMBERED.c.id).where(NUMBERED.c.n > 20)), lambda one, ids: one.id in ids[20:]),
+    (BY_SOME, lambda one, _: int(one.author_name[1:]) % 2 == 1),
+]
+
+
+@pytest.mark.parametrize(("criteria", "is_met"), OTHERS)
+def test_a_change_of_rows_in_one_shard_may_read_rows_of_others(
+    cluster: Cluster, session: Session, criteria: Any, is_met: Callable[[Any, list[int]], bool]
+) -> None:
+    comments = session.scalars(select(C).order_by(C.id)).all()
+    ids = [one.id for one in comments]
+    for post in session.scalars(select(P.id)).all():
+        found = {one.id for one in comments if one.post_id == post and is_met(one, ids)}
+        own = C.post_id == post, criteria
+        assert session.execute(update(C).where(*own).values(author_name="q")).rowcount == len(found)  # type: ignore[attr-defined]  # of a CursorResult
+        assert {one.id for one in comments if one.author_name == "q"} == found
+        session.rollback()
+        assert set(session.scalars(delete(C).where(*own).returning(C.id))) == found
+        assert session.scalar(select(func.count(C.id))) == 3 * COUNT - len(found)
+        session.rollback()
+    with cluster.sharded_session(fan_out="named") as few, pytest.raises(CannotCombine):
+        few.execute(delete(C).where(*own))
 
 
 # Sessions on one shard.

@@ -15,8 +15,10 @@ from sqlalchemy import (
     delete,
     distinct,
     exists,
+    false,
     func,
     insert,
+    literal,
     literal_column,
     not_,
     or_,
@@ -151,6 +153,18 @@ RIGHT: list[tuple[str, Callable[[Session], Any], Any]] = [
     ("count distinct IDs", lambda s: s.scalar(select(func.count(distinct(Photo.user_id)))), 20),
     ("a constant", lambda s: s.scalar(select(1)), 1),
     ("no table", lambda s: s.scalar(select(func.lower("A"))), "a"),
+    ("count of no table", lambda s: s.scalar(select(func.count())), 1),
+    (
+        "aggregates of no table",
+        lambda s: tuple(s.execute(select(func.sum(literal(2)), func.count(literal(1)))).one()),
+        (2, 1),
+    ),
+    (
+        "sum of no table",
+        lambda s: s.scalars(select(func.coalesce(func.sum(literal(2)), 0)).limit(1)).all(),
+        [2],
+    ),
+    ("count of no row", lambda s: s.scalar(select(func.count()).where(false())), 0),
     (
         "enums",
         lambda s: sorted(mood.value for mood in s.scalars(select(User.mood))),
@@ -268,6 +282,7 @@ REFUSED: list[tuple[str, Any]] = [
             select(func.count(User.id)).where(P.user_id == User.id).correlate(User).scalar_subquery()
         ).select_from(User),
     ),
+    ("an aggregate without FROM beside EXISTS", select(func.count(), exists().where(User.age == 1))),
     ("row_number", select(func.row_number().over(order_by=User.age))),
     ("lag", select(func.lag(User.age).over(order_by=User.id))),
     ("ntile", select(func.ntile(4).over(order_by=User.id))),
@@ -333,6 +348,12 @@ REFUSED: list[tuple[str, Any]] = [
     (
         "IN with NULL, negated",
         select(User).where(not_(and_(User.id.in_(select(U.inviter_id)), User.age == 1))),
+    ),
+    (
+        "NOT IN with NULL, of rows that may be in another shard",
+        select(User).where(
+            User.name == "user 1", User.inviter_id.not_in(select(P.user_id).where(P.user_id == 0))
+        ),
     ),
     ("IN with NULL as a value", select(User.id, User.id.in_(select(U.inviter_id)))),
     ("IN over other columns", select(User).where(User.age.in_(select(P.likes)))),

@@ -10,7 +10,7 @@ from random import choice
 from typing import Any, Final, get_args
 from weakref import WeakSet
 
-from sqlalchemy import Engine, Result, Select, event, inspect
+from sqlalchemy import Engine, Result, event, inspect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.horizontal_shard import set_shard_id
@@ -320,7 +320,7 @@ class RoutedSession(NodeSession, Claiming):
         try:
             read.in_one_shard(partial(self._dialect_of, only))
         except CannotCombine:
-            if self.fan_out != "all" or not isinstance(context.statement, Select):
+            if self.fan_out != "all":
                 raise
             return None
         return only

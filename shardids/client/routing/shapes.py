@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
-from sqlalchemy import Column, Select, Table, Update
+from sqlalchemy import BindParameter, Column, Select, Table, Update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ColumnClause, Grouping
@@ -67,6 +67,7 @@ class Source:
         traits: of a subquery's columns; ``None`` for a table.
         optional: whether an outer join may leave its columns NULL.
         everywhere: whether every shard has the same rows of it, as of reference tables.
+        is_of_one: whether it is a subquery that reads rows of one shard only, whichever is asked.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Source:
     traits: Mapping[Any, Trait] | None = None
     optional: bool = False
     everywhere: bool = False
+    is_of_one: bool = False
 
     def trait(self, column: Any) -> Trait:
         """Return the known properties of one of its columns."""
@@ -138,6 +140,22 @@ class Scope:
                 return mine, source.trait(column)
             scope = scope.outer
         return None
+
+    def is_of_one(self, where: Iterable[Any]) -> bool:
+        """Return whether all its rows live in the shard that one value tells.
+
+        A list is not enough: the shards of its values differ from execution to execution.
+        """
+        if any(source.is_of_one and not source.optional for source in self.sources.values()):
+            return True
+        return any(
+            found is not None and found[1].tells is not None and found[0] in self.located
+            for condition in conjuncts(where)
+            if isinstance(condition, BinaryExpression) and condition.operator is operators.eq
+            for one, other in ((condition.left, condition.right), (condition.right, condition.left))
+            if isinstance(plain(other), BindParameter)
+            for found in (self.trait(one),)
+        )
 
     def tells_shard(self, columns: Iterable[Any]) -> bool:
         """Return whether rows of two shards always differ in one of the columns: NULL does not differ."""
@@ -276,7 +294,7 @@ class _Around:
         scope: the sources whose columns it may use.
         aggregates: whether all rows of its SELECT, or those of each group, are in one shard, so that it may
             aggregate them.
-        windows: whether all rows of its SELECT are in one shard: a window goes over all groups.
+        windows: whether all rows of its SELECT are in one shard, or in each: a window goes over all groups.
         filters: whether it is a condition that discards rows, and treats NULL as false.
     """
 
@@ -308,7 +326,7 @@ class Check:
         self._sent: Sent = as_sent(statement, dialect)
         self._by_table = by_table
         self._kind_of = kind_of
-        self._derived: dict[Any, Scope] = {}
+        self._derived: dict[Any, tuple[Scope, bool]] = {}
 
     def select(self, folded: Callable[[Any], Iterable[Any]] | None = None) -> bool:
         """Check a SELECT; ``folded`` gives what each shard computes an aggregate's column of.
@@ -324,7 +342,15 @@ class Check:
         self.top = scope
         if scope.sources and not scope.located:
             raise unlocated(next(iter(scope.sources.values())))
-        return bool(scope.sources) or folded is not None
+        if scope.sources or folded is None or not self._sent.sources:
+            return bool(scope.sources)
+        # Only EXISTS reads tables: an aggregate is of one row, and each shard has that row.
+        for column in self._sent.part(self._given).core.inner_columns:
+            if not any(isinstance(one, Select) for one in folded(column)):
+                raise CannotCombine(
+                    f"{column} has no FROM, and EXISTS beside it asks several shards", hint=_IN_PYTHON
+                )
+        return True
 
     def in_one_shard(self) -> None:
         """Check a statement whose criteria name one shard: does it also read rows of others?
@@ -380,7 +406,8 @@ class Check:
         """Check a SELECT; ``tested`` is a condition that the statement around sets its rows.
 
         A SELECT that is bound to the row around it sees all the rows that it would see in one database, so it
-        may compute over them. Any other has to give its rows one by one.
+        may compute over them; so may one in FROM that names a shard itself, if the statement goes to one.
+        Any other has to give its rows one by one.
         """
         _, core, froms = self._sent.part(select)
         if core is None:
@@ -391,7 +418,10 @@ class Check:
             self._source(source, scope, optional=False)
         conditions = [] if core.whereclause is None else [core.whereclause]
         scope.bind(conditions)
-        bound = scope.is_bound or (top and self._kind_of is None)
+        # The criteria around are about the same shard, or about rows that these are not joined with. That is
+        # not enough within an expression: NOT IN of nothing is true.
+        is_of_one = top or (outer is None and scope.is_of_one(conditions))
+        bound = scope.is_bound or (self._kind_of is None and is_of_one)
         scope.bind([] if tested is None else [tested])
         if must_be_bound and not scope.is_bound:
             _refuse_subquery(scope)
@@ -401,7 +431,9 @@ class Check:
         if top and not bound:
             require_clear_names(select)
         is_one = bound or self._kind_of is None
-        within = _Around(scope=scope, aggregates=is_one, windows=is_one)
+        # A subquery in FROM may read more rows than those that the criteria around it are about.
+        windows = bound or (is_one and all(source.everywhere for source in scope.sources.values()))
+        within = _Around(scope=scope, aggregates=is_one, windows=windows)
         self._all(conditions, replace(within, filters=True))
         for condition, filters in scope.conditions:
             self._check(condition, replace(within, filters=filters))
@@ -446,6 +478,8 @@ class Check:
             return
         if self._kind_of is not None:
             self._require_listed(element, around)
+        elif kind == "over":
+            _require_own_rows(element, around)
         if kind == "column":
             return
         operator = getattr(element, "operator", None)
@@ -535,8 +569,8 @@ class Check:
 
     def _subquery_source(self, element: Any, inner: Any, *, optional: bool) -> Source:
         if inner not in self._derived:
-            self._derived[inner], _ = self._read(inner.element, None)
-        there = self._derived[inner]
+            self._derived[inner] = self._read(inner.element, None)
+        there, is_of_one = self._derived[inner]
         columns, given = list(element.c), list(inner.element.selected_columns)
         traits: dict[Any, Trait] = {}
         if len(columns) == len(given):
@@ -548,6 +582,7 @@ class Check:
             traits=traits,
             optional=optional,
             everywhere=bool(there.sources) and all(one.everywhere for one in there.sources.values()),
+            is_of_one=is_of_one,
         )
 
 
@@ -561,6 +596,16 @@ def _require_rows(clauses: Clauses, columns: Sequence[Any], scope: Scope, *, top
             raise CannotCombine(f"{what} over several shards would see one shard at a time", hint=_IN_PYTHON)
     if clauses.having and not clauses.group_by:
         raise CannotCombine("HAVING over several shards would see one shard at a time", hint=_IN_PYTHON)
+
+
+def _require_own_rows(window: Any, around: _Around) -> None:
+    """Refuse a window over rows of several shards in a statement whose criteria name one."""
+    parts = () if window.partition_by is None else window.partition_by
+    if around.windows or (around.scope is not None and around.scope.tells_shard(parts)):
+        return
+    raise CannotCombine(
+        "a window function in a subquery over several shards is not supported", hint=_IN_PYTHON
+    )
 
 
 def reads_references(statement: Any, dialect: Dialect) -> bool:
