@@ -1,7 +1,7 @@
 """A relay: a database that follows the source, gives rows their shards, and that the nodes follow.
 
 The relay subscribes to the source without filters, so that its tables have all rows. Then it stops for a
-moment, in which rows without a key of their own get their shards, and goes on with triggers that keep these
+moment, in which rows that hold no key get their shards, and goes on with triggers that keep these
 right. Only then is anything published to the nodes: a row of which the shard is not known is on none.
 
 A row of a derived table has the shard of the row that it refers to, as both are on the relay at that moment.
