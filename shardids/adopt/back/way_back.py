@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from sqlalchemy import Connection, text
@@ -66,10 +67,13 @@ def logs_too_little(there: Definition, here: Definition) -> bool:
 def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_event: OnEvent) -> None:
     """Publish the changes of a node's shards, and keep its log for the source from now on. Idempotent."""
     name = back_name(taker)
-    parts = {table.name: sides.in_shard(there[table.name], taker.shards[0]) for table in sides.split}
+    parts = {
+        table.name: [sides.in_shard(there[table.name], shard) for shard in taker.shards]
+        for table in sides.split
+    }
     with taker.side.engine.connect() as connection:
-        here = read_definitions(connection, parts.values())
-    sent = [_sent(table, here[parts[table.name]]) for table in sides.split]
+        here = read_definitions(connection, chain.from_iterable(parts.values()))
+    sent = [_sent(table, here[parts[table.name][0]]) for table in sides.split]
     if taker is sides.takers[0]:
         sent += [table.name for table in sides.reference]
     with sides.source.autocommit() as source:
@@ -85,16 +89,15 @@ def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_even
             note_source(connection, name, timeline)
         require_own_replication(connection, "publication", name)
     for table in sides.split:
-        definition = there[table.name]
         parent = table.name.replace(":", r"\:")
         _retry(taker, f"alter table only {parent} replica identity full", {}, on_event)
         _retry(
             taker, _CLOSE, {"name": table.name, "message": _NO_CLIENTS[0], "hint": _NO_CLIENTS[1]}, on_event
         )
-        logs_all = logs_too_little(definition, here[parts[table.name]])
-        for shard in taker.shards:
-            part = {"part": sides.in_shard(definition, shard), "all": logs_all}
-            _retry(taker, _GUARD, part, on_event)
+        for part in parts[table.name]:
+            # Of each by itself: one that an interrupted attempt has guarded logs whole rows already.
+            logs_all = logs_too_little(there[table.name], here[part])
+            _retry(taker, _GUARD, {"part": part, "all": logs_all}, on_event)
     for table in sides.reference:
         _retry(taker, _GUARD, {"part": table.name, "all": False}, on_event)
     _make_slot(taker, _early_name(taker))
