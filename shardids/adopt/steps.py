@@ -161,6 +161,7 @@ class Actions:
         """Compare all rows; unless anew, go on where it was interrupted.
 
         Tables whose rows may have changed past the log are compared again, and all if a server was replaced.
+        Once rows differ, no switch goes by what earlier comparisons have found.
         """
         # As they are before rows are read: a change past the log that comes later is seen by the switch, and
         # so is a server that is replaced.
@@ -168,13 +169,18 @@ class Actions:
         timelines = ", ".join(f"{name} {timeline}" for name, timeline in found.items())
         now = {name: (table.storage_version, timelines) for name, table in self._sides.definitions().items()}
         was = {} if is_anew else self._journal.adoption.compared
-        comparing.compare(
-            self._sides,
-            self.there,
-            self._sparing,
-            compared=[name for name, one in was.items() if one == now.get(name)],
-            on_table=lambda name: self._journal.note_compared(name, now[name]),
-        )
+        try:
+            comparing.compare(
+                self._sides,
+                self.there,
+                self._sparing,
+                compared=[name for name, one in was.items() if one == now.get(name)],
+                on_table=lambda name: self._journal.note_compared(name, now[name]),
+            )
+        except comparing.RowsDiffer:
+            if is_anew:
+                self._journal.forget_compared()
+            raise
         following.note_timelines(self._sides.followers, found)
         self._journal.note_comparison()
 
