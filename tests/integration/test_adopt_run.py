@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from shardids.adopt import adoption
 from shardids.adopt.plan.document import Finding, Hop, Kind, Severity, TablePlan, write_plan
 from shardids.adopt.run.following import Copying
+from shardids.adopt.run.journal import Journal
 from shardids.adopt.run.sparing import Limits
 from shardids.adopt.steps import RUN
 from shardids.catalog.keys.homes import drop_home, put_home
@@ -36,7 +37,7 @@ from shardids.errors import (
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.urls import parse_url
 from shardids.replication import barrier
-from shardids.replication.steps import Event, Noted, StepBegun, StepDone, Waiting
+from shardids.replication.steps import Event, Noted, Runner, StepBegun, StepDone, Waiting
 from tests.support.adoptions import (
     SHARDS,
     Clients,
@@ -44,6 +45,7 @@ from tests.support.adoptions import (
     assert_as_before,
     assert_in_shards,
     begin_anew,
+    home_of,
     new_shop,
     schema,
 )
@@ -255,6 +257,39 @@ def test_the_commands_say_what_they_do(shop: Shop, tmp_path: Path) -> None:
     assert "no writes were taken for" in said
     assert "Cluster.connect(" in said
     assert_in_shards(shop)
+    begin_anew(shop)
+
+
+def test_no_switch_is_gone_on_with_unasked(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shardids(*words: str, exit_code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["adopt", *words], env={"SHARDIDS_CATALOG": shop.catalog_url})
+        assert done.exit_code == exit_code, done.output
+        return " ".join(done.output.split())
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    adoption.run(shop.catalog, shop.plan)
+    with monkeypatch.context() as killed:
+        killed.setattr(Journal, "switch", die)
+        killed.setattr(Runner, "_recover", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            adoption.switch(shop.catalog)
+    assert "Stop writes at the source for good? There is no terminal to ask at" in shardids(
+        "run", "--resume", exit_code=2
+    )
+    with shop.connected("source") as source:
+        with pytest.raises(psycopg.Error, match="was taken into a cluster"):
+            source.execute("update users set name = 'late' where id = 1")
+        shardids("run", "--stop")
+        source.execute("update users set name = 'while it is paused' where id = 1")
+        told = shardids("run", "--resume")
+        assert "at step switch" in told
+        assert "When applications are ready for the cluster: shardids adopt switch" in told
+        source.execute("update users set name = 'as ever' where id = 1")
+    assert adoption.switch(shop.catalog).outcome == "adopted"
+    assert_in_shards(shop)
+    assert [row[1] for row in shop.rows("users")[home_of(1)] if row[0] == 1] == ["as ever"]
     begin_anew(shop)
 
 
