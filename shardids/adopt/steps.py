@@ -109,7 +109,7 @@ class Actions:
 
     def make_relay(self) -> None:
         """Make the relay, without rows."""
-        relay.make(self._sides, self.there)
+        relay.make(self._sides, self.there, self._sparing)
 
     def unmake_relay(self) -> None:
         """Remove all from the relay, and its objects from the source."""
@@ -129,7 +129,7 @@ class Actions:
     def publish(self) -> None:
         """Publish rows for the nodes, and keep the log for them from now on."""
         for taker in self._sides.takers:
-            following.publish(self._sides, taker, self.there)
+            following.publish(self._sides, taker, self.there, self._sparing)
 
     def unpublish(self) -> None:
         """Drop the nodes' slots and publications."""
@@ -205,11 +205,11 @@ class Actions:
 
     def draw_near(self) -> None:
         """Let the way back pass over what came from the source, so that little is left for the pause."""
-        self._each(way_back.advance)
+        self._each(lambda taker: way_back.advance(taker, self._on_event))
 
     def begin_back(self) -> None:
         """Let the way back begin behind all that came from the source."""
-        self._each(way_back.begin)
+        self._each(lambda taker: way_back.begin(taker, self._on_event))
 
     def catch_up(self) -> None:
         """Wait until the nodes are close enough to the source for a short pause."""

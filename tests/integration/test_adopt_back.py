@@ -25,7 +25,7 @@ from shardids.cli import app
 from shardids.errors import AdoptionFailed, AdoptionRefused, ClusterConflict, ConnectionFailed
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.urls import parse_url
-from shardids.replication.steps import Event, Noted, OnEvent, StepBegun
+from shardids.replication.steps import Event, Noted, OnEvent, StepBegun, Waiting
 from tests.support.adoptions import Clients, Shop, assert_as_before, new_shop, schema
 from tests.support.replicas import deafen
 from tests.support.returns import ShardClients, assert_at_source, same_everywhere
@@ -298,6 +298,26 @@ def test_every_shard_logs_enough_after_a_switch_that_was_killed_between_two(
     same_everywhere(shop)
     adoption.abort(shop.catalog)
     assert set(identities_of_orders(shop)) == {"d"}
+    assert_as_before(shop)
+
+
+def test_the_way_back_names_the_transactions_that_it_waits_for(shop: Shop) -> None:
+    waits: list[str] = []
+    adoption.run(shop.catalog, shop.plan)
+    with shop.connected("b") as writer:
+        (pid,) = writer.execute("select pg_backend_pid()").fetchone()
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step="way back"):
+                writer.execute("begin; select pg_current_xact_id()")
+            elif isinstance(event, Waiting) and "a slot begins" in event.reason:
+                waits.append(event.reason)
+                writer.execute("commit")
+
+        assert adoption.switch(shop.catalog, keep_back=True, on_event=look).step == "kept"
+    assert any(f'of node "b" that have written end: process {pid}' in reason for reason in waits)
+    adoption.back(shop.catalog)
+    adoption.abort(shop.catalog)
     assert_as_before(shop)
 
 

@@ -50,6 +50,7 @@ from tests.support.adoptions import (
     schema,
 )
 from tests.support.planted_code import Recorded
+from tests.support.waiting import wait_for
 
 
 def test_keys_that_live_elsewhere_are_refused(shop: Shop) -> None:
@@ -183,6 +184,68 @@ def test_a_copy_waits_for_transactions_that_have_written(shop: Shop) -> None:
         (pid,) = writer.execute("select pg_backend_pid()").fetchone()
     assert adoption.abort(shop.catalog).outcome == "aborted"
     assert f"transactions of the source that have written end: process {pid}" in waits[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "server", "publisher"), [("relay", "source", "source"), ("publish", "a", "relay")]
+)
+def test_a_slot_waits_for_transactions_that_have_written(
+    shop: Shop, step: str, server: str, publisher: str
+) -> None:
+    """The relay is a database of node a's server."""
+    waits: list[str] = []
+    with shop.connected(server) as writer:
+        (pid,) = writer.execute("select pg_backend_pid()").fetchone()
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step=step):
+                writer.execute("begin; select pg_current_xact_id()")
+            elif isinstance(event, Waiting) and "a slot begins" in event.reason:
+                waits.append(event.reason)
+                writer.execute("commit")
+
+        adoption.run(shop.catalog, shop.plan, on_event=look)
+    assert (
+        f"a slot begins when transactions of the {publisher} that have written end: process {pid}" in waits[0]
+    )
+    assert adoption.abort(shop.catalog).outcome == "aborted"
+    assert_as_before(shop)
+
+
+@pytest.mark.parametrize(
+    ("step", "server", "publisher"), [("relay", "source", "source"), ("publish", "a", "relay")]
+)
+def test_the_log_that_a_slot_keeps_before_it_begins_counts(
+    shop: Shop, step: str, server: str, publisher: str
+) -> None:
+    most = 20 << 20
+    with shop.connected(server) as writer, shop.connected(server) as keeper:
+
+        def keep_log() -> None:
+            begun = "select count(*) from pg_replication_slots where confirmed_flush_lsn is null"
+            wait_for(lambda: keeper.execute(begun).fetchone()[0] > 0, "a slot is being made")
+            keeper.execute(f"select pg_logical_emit_message(false, 'test', repeat('x', {most * 3 // 2}))")
+
+        thread = threading.Thread(target=keep_log)
+        # Without a look the step waits until then.
+        late = threading.Timer(60, lambda: writer.execute("commit"))
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step=step):
+                writer.execute("begin; select pg_current_xact_id()")
+                thread.start()
+                late.start()
+
+        try:
+            with pytest.raises(
+                AdoptionFailed, match=rf"the {publisher} keeps .* of its log for slot .* aborted"
+            ):
+                adoption.run(shop.catalog, shop.plan, limits=Limits(max_wal_bytes=most), on_event=look)
+            assert late.is_alive()
+        finally:
+            late.cancel()
+            thread.join()
+    assert_as_before(shop)
 
 
 def test_it_is_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
