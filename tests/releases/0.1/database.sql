@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 74101070757888
+    START WITH 74105365725184
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 74156905332737
+    START WITH 74161200300033
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -5367,6 +5367,62 @@ COMMENT ON FUNCTION shardids.unguard_part(part regclass) IS 'Undoes guard_part';
 
 
 --
+-- Name: unresolved(regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.unresolved(part regclass) RETURNS TABLE(what text, problem text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  sample jsonb;
+  expressions text;
+begin
+  select jsonb_object_agg(a.attname, case t.typcategory
+           when 'S' then '"a"'::jsonb
+           when 'N' then '1'
+           when 'B' then 'true'
+           when 'D' then '"2000-01-01 00:00"'
+         end)
+  into sample
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+  where a.attrelid = part and a.attnum > 0 and not a.attisdropped;
+  for what, expressions in
+    select format('index %I', c.relname), concat_ws(', ', pg_get_expr(i.indexprs, part), pg_get_expr(i.indpred, part))
+    from pg_index i join pg_class c on c.oid = i.indexrelid
+    where i.indrelid = part and (i.indexprs is not null or i.indpred is not null)
+    union all
+    select format('constraint %I', k.conname), pg_get_expr(k.conbin, part)
+    from pg_constraint k where k.conrelid = part and k.contype = 'c'
+    union all
+    select format('column %I', a.attname), pg_get_expr(d.adbin, part)
+    from pg_attrdef d join pg_attribute a on a.attrelid = part and a.attnum = d.adnum and a.attgenerated = 's'
+    where d.adrelid = part
+    order by 1
+  loop
+    begin
+      execute format('select row(%s) from (select (jsonb_populate_record(null::%s, $1)).*) sample', expressions, part) using sample;
+    exception
+      when undefined_function or undefined_table or undefined_column or undefined_object or invalid_schema_name then
+        problem := sqlerrm;
+        if problem not like '%"a"%' then
+          return next;
+        end if;
+      when others then null;
+    end;
+  end loop;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION unresolved(part regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.unresolved(part regclass) IS 'The indexes, constraints and generated columns of a table whose functions find what they use only by a search_path';
+
+
+--
 -- Name: unstage_shard(regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -7469,9 +7525,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385285631674155010);
-INSERT INTO shard_0000.kept VALUES (385285631674155011);
-INSERT INTO shard_0000.kept VALUES (385285631674155012);
+INSERT INTO shard_0000.kept VALUES (385291796965490690);
+INSERT INTO shard_0000.kept VALUES (385291796965490691);
+INSERT INTO shard_0000.kept VALUES (385291796965490692);
 
 
 --
@@ -7535,8 +7591,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713445376187014884/5/16969', 1, 2756088622741454848, '757', '2026-11-29 04:27:32.796625+00', NULL, NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713445376187014884/5/16969', 1, 2756088622741454848, '758', '2026-11-29 04:27:32.820119+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713451691375663161/5/16969', 1, 2385320107715854336, '757', '2026-11-29 04:52:02.744406+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713451691375663161/5/16969', 1, 2385320107715854336, '758', '2026-11-29 04:52:02.754019+00', NULL, NULL);
 
 
 --
@@ -7562,7 +7618,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:27:32.274541+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:52:02.567242+00');
 
 
 --
@@ -7623,7 +7679,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:27:32.837884+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:52:02.757949+00', NULL);
 
 
 --
@@ -7730,7 +7786,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2756088714600707700, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 2385320199576577108, true);
 
 
 --
@@ -7744,7 +7800,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2756088714600707660, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 2385320199576577086, true);
 
 
 --
@@ -7786,7 +7842,7 @@ SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91859252788, true);
+SELECT pg_catalog.setval('shardids.step_1', 91860722740, true);
 
 
 --
@@ -7821,7 +7877,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91859252812, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91860722750, true);
 
 
 --
@@ -9413,6 +9469,13 @@ REVOKE ALL ON FUNCTION shardids.unguard_key(move bigint, name regclass, refuses 
 --
 
 REVOKE ALL ON FUNCTION shardids.unguard_part(part regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION unresolved(part regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.unresolved(part regclass) FROM PUBLIC;
 
 
 --
