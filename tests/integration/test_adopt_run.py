@@ -380,7 +380,9 @@ def test_a_run_that_keeps_too_much_log_aborts_by_itself(shop: Shop, tmp_path: Pa
     assert done.exit_code == 1, done.output
     said = " ".join(done.output.split())
     assert re.search(
-        r"the source keeps .* of its log for slot \"shardids_adopt_\w+\": --max-wal allows 1 bytes", said
+        # Perhaps that of a table's copy.
+        r"the source keeps .* of its log for slot \"\w+\": --max-wal allows 1 bytes",
+        said,
     )
     assert "The adoption was aborted, and no log is kept for it" in said
     assert before > 0

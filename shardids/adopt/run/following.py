@@ -116,6 +116,8 @@ def await_slot(publisher: Side, name: str, who: str, on_event: OnEvent) -> None:
                 while not wait([made], timeout=_CANCEL_AGAIN_S).done:
                     with suppress(psycopg.Error):
                         driver_connection(making).cancel_safe(timeout=_CANCEL_S)
+                # An end that comes late would meet the next statement.
+                making.invalidate()
                 raise
             made.result()
 
