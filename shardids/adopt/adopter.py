@@ -111,7 +111,9 @@ class Adopter:
             self._journal.pause(is_paused=False)
 
     def stop_following(self) -> Result:
-        """Pause the nodes."""
+        """Pause the nodes; if a switch was interrupted, let the source take writes."""
+        if is_at(self._journal.step, SWITCH):
+            self._actions.reopen()
         self._journal.pause(is_paused=True)
         for follower in self._sides.followers:
             let_follow(follower, is_enabled=False)

@@ -228,7 +228,8 @@ def resume(
 ) -> Result:
     """Go on with an adoption that was paused or interrupted, from the step that it was at.
 
-    A dry run does all that comes before the first change.
+    A switch that was paused is not gone on with: the nodes follow the source again, and :func:`switch` begins
+    another attempt. A dry run does all that comes before the first change.
 
     Raises:
         ClusterConflict: none is under way.
@@ -236,6 +237,9 @@ def resume(
     """
     with Journal.opened(catalog) as journal:
         was = journal.step
+        stays = was in (FOLLOW, KEPT, RETURNED) or (
+            is_at(was, SWITCH) and not resumes_switch(journal.adoption)
+        )
         with Adopter.opened(
             catalog,
             journal,
@@ -250,7 +254,7 @@ def resume(
             if was == ABORT and not dry_run:
                 return adopter.undo()
             adopter.follow()
-            if dry_run or was in (FOLLOW, KEPT, RETURNED):
+            if dry_run or stays:
                 return adopter.result()
             if is_at(was, RUN):
                 return adopter.bring()
@@ -261,10 +265,17 @@ def resume(
             return adopter.take_over()
 
 
+def resumes_switch(adoption: Adoption) -> bool:
+    """Return whether :func:`resume` lets the shards take over: it goes on with a switch."""
+    return is_at(adoption.step, SWITCH) and not adoption.is_paused
+
+
 def pause(
     catalog: Catalog, *, source: str | None = None, via: str | None = None, dry_run: bool = False
 ) -> Result:
     """Stop the nodes from following the source; :func:`resume` lets them go on.
+
+    A switch that was interrupted is given up: the source takes writes.
 
     A dry run does all that comes before the first change.
 

@@ -109,7 +109,7 @@ class Actions:
 
     def make_relay(self) -> None:
         """Make the relay, without rows."""
-        relay.make(self._sides, self.there)
+        relay.make(self._sides, self.there, self._sparing)
 
     def unmake_relay(self) -> None:
         """Remove all from the relay, and its objects from the source."""
@@ -129,7 +129,7 @@ class Actions:
     def publish(self) -> None:
         """Publish rows for the nodes, and keep the log for them from now on."""
         for taker in self._sides.takers:
-            following.publish(self._sides, taker, self.there)
+            following.publish(self._sides, taker, self.there, self._sparing)
 
     def unpublish(self) -> None:
         """Drop the nodes' slots and publications."""
@@ -161,6 +161,7 @@ class Actions:
         """Compare all rows; unless anew, go on where it was interrupted.
 
         Tables whose rows may have changed past the log are compared again, and all if a server was replaced.
+        Once rows differ, no switch goes by what earlier comparisons have found.
         """
         # As they are before rows are read: a change past the log that comes later is seen by the switch, and
         # so is a server that is replaced.
@@ -168,13 +169,18 @@ class Actions:
         timelines = ", ".join(f"{name} {timeline}" for name, timeline in found.items())
         now = {name: (table.storage_version, timelines) for name, table in self._sides.definitions().items()}
         was = {} if is_anew else self._journal.adoption.compared
-        comparing.compare(
-            self._sides,
-            self.there,
-            self._sparing,
-            compared=[name for name, one in was.items() if one == now.get(name)],
-            on_table=lambda name: self._journal.note_compared(name, now[name]),
-        )
+        try:
+            comparing.compare(
+                self._sides,
+                self.there,
+                self._sparing,
+                compared=[name for name, one in was.items() if one == now.get(name)],
+                on_table=lambda name: self._journal.note_compared(name, now[name]),
+            )
+        except comparing.RowsDiffer:
+            if is_anew:
+                self._journal.forget_compared()
+            raise
         following.note_timelines(self._sides.followers, found)
         self._journal.note_comparison()
 
@@ -199,11 +205,11 @@ class Actions:
 
     def draw_near(self) -> None:
         """Let the way back pass over what came from the source, so that little is left for the pause."""
-        self._each(way_back.advance)
+        self._each(lambda taker: way_back.advance(taker, self._on_event))
 
     def begin_back(self) -> None:
         """Let the way back begin behind all that came from the source."""
-        self._each(way_back.begin)
+        self._each(lambda taker: way_back.begin(taker, self._on_event))
 
     def catch_up(self) -> None:
         """Wait until the nodes are close enough to the source for a short pause."""

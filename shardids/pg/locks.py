@@ -230,7 +230,7 @@ def _held(
     names: Collection[str] = (),
 ) -> list[Holder]:
     """Return who holds locks, and who waits for one of the modes. Without ``schemas``, on all tables."""
-    by = {"schemas": schemas and list(schemas), "names": list(names), "modes": modes and list(modes)}
+    by = {"schemas": list(schemas or ()), "names": list(names), "modes": modes and list(modes)}
     found = _holders(connection, **by, is_everywhere=schemas is None, queued=True)
     return found if any(not one.is_waiting for one in found) else []
 

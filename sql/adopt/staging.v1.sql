@@ -84,6 +84,54 @@ $$;
 
 comment on function shardids.stage_shard(regclass, integer, regclass) is 'Lets a table of a shard take rows in';
 
+-- The apply worker, and from version 17 on CREATE INDEX, have no schema but pg_catalog in their search_path. One row that
+-- is made up shows it: the table is not read. An expression that does not take its values for another reason is not
+-- named, nor is one for which a value is the name of something that is not there.
+create function shardids.unresolved(part regclass) returns table (what text, problem text)
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  sample jsonb;
+  expressions text;
+begin
+  select jsonb_object_agg(a.attname, case t.typcategory
+           when 'S' then '"a"'::jsonb
+           when 'N' then '1'
+           when 'B' then 'true'
+           when 'D' then '"2000-01-01 00:00"'
+         end)
+  into sample
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+  where a.attrelid = part and a.attnum > 0 and not a.attisdropped;
+  for what, expressions in
+    select format('index %I', c.relname), concat_ws(', ', pg_get_expr(i.indexprs, part), pg_get_expr(i.indpred, part))
+    from pg_index i join pg_class c on c.oid = i.indexrelid
+    where i.indrelid = part and (i.indexprs is not null or i.indpred is not null)
+    union all
+    select format('constraint %I', k.conname), pg_get_expr(k.conbin, part)
+    from pg_constraint k where k.conrelid = part and k.contype = 'c'
+    union all
+    select format('column %I', a.attname), pg_get_expr(d.adbin, part)
+    from pg_attrdef d join pg_attribute a on a.attrelid = part and a.attnum = d.adnum and a.attgenerated = 's'
+    where d.adrelid = part
+    order by 1
+  loop
+    begin
+      execute format('select row(%s) from (select (jsonb_populate_record(null::%s, $1)).*) sample', expressions, part) using sample;
+    exception
+      when undefined_function or undefined_table or undefined_column or undefined_object or invalid_schema_name then
+        problem := sqlerrm;
+        if problem not like '%"a"%' then
+          return next;
+        end if;
+      when others then null;
+    end;
+  end loop;
+end
+$$;
+
+comment on function shardids.unresolved(regclass) is
+  'The indexes, constraints and generated columns of a table whose functions find what they use only by a search_path';
+
 -- Indexes of the shards' tables that are quicker to make when the rows are there, each with the statement that makes it.
 create table shardids.index_aside (
   part regclass not null,
@@ -242,6 +290,6 @@ revoke execute on function
   shardids.stage(name, name, regclass, text, text), shardids.add_route(regclass, name, integer, text),
   shardids.routed(name, text), shardids.drop_route(regclass, name, text), shardids.stage_shard(regclass, integer, regclass), shardids.staged(text),
   shardids.unstage_shard(regclass, regclass), shardids.drop_staging(text), shardids.refuse_writes(),
-  shardids.set_indexes_aside(regclass), shardids.make_index(regclass, name),
+  shardids.unresolved(regclass), shardids.set_indexes_aside(regclass), shardids.make_index(regclass, name),
   shardids.close_table(regclass), shardids.open_table(regclass), shardids.follow(name, text)
   from public;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from sqlalchemy.engine import URL
 from typer.testing import CliRunner
 
 from shardids.adopt import adoption
-from shardids.adopt.back import handing_back
+from shardids.adopt.back import handing_back, way_back
 from shardids.adopt.run.journal import Journal
 from shardids.adopt.run.numbers import sequences_are_fit, try_sequences
-from shardids.adopt.run.sides import opened_sides
+from shardids.adopt.run.sides import Taker, opened_sides
 from shardids.cli import app
 from shardids.errors import AdoptionFailed, AdoptionRefused, ClusterConflict, ConnectionFailed
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.urls import parse_url
-from shardids.replication.steps import Event, Noted, StepBegun
+from shardids.replication.steps import Event, Noted, OnEvent, StepBegun, Waiting
 from tests.support.adoptions import Clients, Shop, assert_as_before, new_shop, schema
 from tests.support.replicas import deafen
 from tests.support.returns import ShardClients, assert_at_source, same_everywhere
@@ -268,6 +268,70 @@ def test_a_switch_that_fails_leaves_nothing_that_keeps_log(own_shop: Shop) -> No
         source.execute("alter table users no force row level security")
     assert adoption.switch(shop.catalog, keep_back=True).step == "kept"
     assert adoption.back(shop.catalog).step == "returned"
+
+
+def test_every_shard_logs_enough_after_a_switch_that_was_killed_between_two(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source finds orders by two columns, of which the shards' key has one."""
+    adoption.run(shop.catalog, shop.plan)
+    retry = way_back._retry
+    with monkeypatch.context() as killed:
+
+        def die(taker: Taker, statement: str, values: Mapping[str, object], on_event: OnEvent) -> None:
+            retry(taker, statement, values, on_event)
+            if values.get("all"):
+                raise Interrupted
+
+        killed.setattr(way_back, "_retry", die)
+        with pytest.raises(Interrupted):
+            adoption.switch(shop.catalog, keep_back=True)
+    assert sorted(set(identities_of_orders(shop))) == ["d", "f"]
+    assert adoption.resume(shop.catalog).step == "kept"
+    assert set(identities_of_orders(shop)) == {"f"}
+    in_shards(
+        shop,
+        """delete from {s}.lines where order_id = (select min(id) from {s}."Orders");
+           delete from {s}."Orders" where id = (select min(id) from {s}."Orders");
+           update {s}."Orders" set amount = -1 where id = (select max(id) from {s}."Orders")""",
+    )
+    adoption.back(shop.catalog)
+    same_everywhere(shop)
+    adoption.abort(shop.catalog)
+    assert set(identities_of_orders(shop)) == {"d"}
+    assert_as_before(shop)
+
+
+def test_the_way_back_names_the_transactions_that_it_waits_for(shop: Shop) -> None:
+    waits: list[str] = []
+    adoption.run(shop.catalog, shop.plan)
+    with shop.connected("b") as writer:
+        (pid,) = writer.execute("select pg_backend_pid()").fetchone()
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step="way back"):
+                writer.execute("begin; select pg_current_xact_id()")
+            elif isinstance(event, Waiting) and "a slot begins" in event.reason:
+                waits.append(event.reason)
+                writer.execute("commit")
+
+        assert adoption.switch(shop.catalog, keep_back=True, on_event=look).step == "kept"
+    assert any(f'of node "b" that have written end: process {pid}' in reason for reason in waits)
+    adoption.back(shop.catalog)
+    adoption.abort(shop.catalog)
+    assert_as_before(shop)
+
+
+def identities_of_orders(shop: Shop) -> list[str]:
+    """Returns how the shards' tables of orders log changed rows."""
+    found: list[str] = []
+    for name in "ab":
+        with shop.connected(name) as node:
+            rows = node.execute(
+                "select relreplident::text from pg_class where relname = 'Orders' and relkind = 'r'"
+            )
+            found += [identity for (identity,) in rows.fetchall()]
+    return found
 
 
 @pytest.mark.long

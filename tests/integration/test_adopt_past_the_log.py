@@ -85,8 +85,28 @@ def test_rows_that_may_have_changed_past_the_log_are_compared_first(
         assert not status.is_source_closed
     with pytest.raises(AdoptionFailed, match=rf"rows of public\.{table} are not the same"):
         adoption.compare(following.catalog)
-    with pytest.raises(AdoptionFailed, match=refused):
+    with pytest.raises(AdoptionFailed, match="a comparison found rows in the shards that are not those"):
         adoption.switch(following.catalog)
+
+
+def test_rows_that_a_comparison_found_different_stop_the_switch_until_one_finds_them_the_same(
+    shop: Shop,
+) -> None:
+    adoption.run(shop.catalog, shop.plan)
+    with shop.connected("relay") as relay:
+        relay.execute("update users set name = 'of nobody' where id = 5")
+        with pytest.raises(AdoptionFailed, match=r"1 rows of public\.users are not the same"):
+            adoption.compare(shop.catalog)
+        with pytest.raises(AdoptionFailed, match="a comparison found rows in the shards") as no:
+            adoption.switch(shop.catalog)
+        assert "shardids adopt run --compare" in (no.value.hint or "")
+        with shop.connected("source") as source:
+            source.execute("update users set name = 'user 5' where id = 5")
+        relay.execute("update users set name = 'user 5' where id = 5")
+    adoption.compare(shop.catalog)
+    assert adoption.switch(shop.catalog).outcome == "adopted"
+    assert_in_shards(shop)
+    begin_anew(shop)
 
 
 def test_partitions_that_were_only_written_anew_do_not_stop_the_switch_once_compared(shop: Shop) -> None:

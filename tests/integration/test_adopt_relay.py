@@ -139,6 +139,31 @@ def test_there_and_back_and_there_again_for_good() -> None:
         ]
 
 
+def test_tables_whose_changes_would_fail_once_they_are_sent_back_are_refused(store: Store) -> None:
+    """One table of one shard is enough."""
+    shard = store.catalog.placement().by_node()["b"][-1]
+    fail = {
+        "items": "the shards' table items logs whole rows, and of a derived table not all columns are sent",
+    }
+    adoption.run(store.catalog, store.plan)
+    with store.connected("b") as node:
+        if node.info.server_version >= 180000:
+            fail["users"] = "the shards' table users logs whole rows, and its generated column is not sent"
+        for table, reason in fail.items():
+            node.execute(f"alter table {schema(shard)}.{table} replica identity full".encode())
+            with pytest.raises(AdoptionRefused) as refused:
+                adoption.switch(store.catalog, keep_back=True)
+            assert f"{reason}: its updates and deletes would fail" in refused.value.message
+            remedy = f"In the shards: alter table {table} replica identity default"
+            assert remedy in (refused.value.hint or "")
+            node.execute(f"alter table {schema(shard)}.{table} replica identity default".encode())
+            with pytest.raises(AdoptionRefused) as refused:
+                adoption.switch(store.catalog, keep_back=True, dry_run=True)
+            assert "logs whole rows" not in refused.value.message
+    adoption.abort(store.catalog)
+    assert_as_before(store)
+
+
 def same_at_source(store: Store) -> bool:
     try:
         assert_same_at_source(store)

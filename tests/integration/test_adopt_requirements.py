@@ -185,3 +185,62 @@ def test_a_sequence_that_the_role_may_not_read_is_refused(shop: Shop, keeper: st
                 for shard in shards:
                     connection.execute(f"alter table {schema(shard)}.users drop column bill")
                     connection.execute(f"drop sequence {schema(shard)}.bills")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "language sql immutable strict as 'select lower(helper($1))'",
+        "language plpgsql immutable strict as 'begin return lower(helper($1)); end'",
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        "create index plainly on {t} (plain(name))",
+        "create unique index plainly on {t} (name) where plain(name) = 'x'",
+        "alter table {t} add constraint plainly check (plain(name) <> 'x')",
+        "alter table {t} add plainly text generated always as (plain(name)) stored",
+    ],
+)
+def test_what_replication_can_not_compute_is_refused(shop: Shop, function: str, use: str) -> None:
+    """It finds no function that is named without its schema."""
+    for node, shards in shop.catalog.placement().by_node().items():
+        with shop.connected(node) as connection:
+            connection.execute("""
+                create function helper(text) returns text language sql immutable as 'select $1';
+                create function plain(text) returns text language sql immutable as 'select lower($1)'""")
+            # Columns are the same in all shards.
+            some = shards if "add plainly" in use else shards[-1:]
+            for table in ("public.countries", *(f"{schema(shard)}.users" for shard in some)):
+                connection.execute(use.replace("{t}", table).encode())
+            connection.execute(f"create or replace function plain(text) returns text {function}".encode())
+    try:
+        with pytest.raises(AdoptionRefused) as refused:
+            adoption.run(shop.catalog, shop.plan)
+        what = next(what for what in ("index", "constraint", "add") if what in use).replace("add", "column")
+        shards = shop.catalog.placement().by_node()["a"]
+        one = schema(shards[0 if "add plainly" in use else -1])
+        for table in ("public.countries", f'"{one}"."users"'):
+            reason = f"replication can't compute {what} plainly of {table}, since it has no search_path"
+            assert f'node "a": {reason}: function helper' in refused.value.message
+        for node in "ab":
+            with shop.connected(node) as connection:
+                connection.execute("alter function plain(text) set search_path = public")
+        assert adoption.check(shop.catalog, shop.plan).split == 3
+    finally:
+        for node in "ab":
+            with shop.connected(node) as connection:
+                connection.execute("drop function plain(text) cascade; drop function helper(text)")
+
+
+def test_a_value_that_names_something_is_not_taken_for_what_replication_can_not_compute(shop: Shop) -> None:
+    with shop.connected("a") as node:
+        node.execute("""
+            create function words(text) returns text language plpgsql immutable as
+              'begin return to_tsvector($1::regconfig, $1); end';
+            create index words on countries (words(name))""")
+        try:
+            assert adoption.check(shop.catalog, shop.plan).split == 3
+        finally:
+            node.execute("drop function words cascade")

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from shardids.adopt import adoption
 from shardids.adopt.plan.document import Finding, Hop, Kind, Severity, TablePlan, write_plan
 from shardids.adopt.run.following import Copying
+from shardids.adopt.run.journal import Journal
 from shardids.adopt.run.sparing import Limits
 from shardids.adopt.steps import RUN
 from shardids.catalog.keys.homes import drop_home, put_home
@@ -36,7 +37,7 @@ from shardids.errors import (
 from shardids.pg.embedded import temporary_servers
 from shardids.pg.urls import parse_url
 from shardids.replication import barrier
-from shardids.replication.steps import Event, Noted, StepBegun, StepDone, Waiting
+from shardids.replication.steps import Event, Noted, Runner, StepBegun, StepDone, Waiting
 from tests.support.adoptions import (
     SHARDS,
     Clients,
@@ -44,10 +45,12 @@ from tests.support.adoptions import (
     assert_as_before,
     assert_in_shards,
     begin_anew,
+    home_of,
     new_shop,
     schema,
 )
 from tests.support.planted_code import Recorded
+from tests.support.waiting import wait_for
 
 
 def test_keys_that_live_elsewhere_are_refused(shop: Shop) -> None:
@@ -184,6 +187,68 @@ def test_a_copy_waits_for_transactions_that_have_written(shop: Shop) -> None:
     assert f"transactions of the source that have written end: process {pid}" in waits[0]
 
 
+@pytest.mark.parametrize(
+    ("step", "server", "publisher"), [("relay", "source", "source"), ("publish", "a", "relay")]
+)
+def test_a_slot_waits_for_transactions_that_have_written(
+    shop: Shop, step: str, server: str, publisher: str
+) -> None:
+    """The relay is a database of node a's server."""
+    waits: list[str] = []
+    with shop.connected(server) as writer:
+        (pid,) = writer.execute("select pg_backend_pid()").fetchone()
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step=step):
+                writer.execute("begin; select pg_current_xact_id()")
+            elif isinstance(event, Waiting) and "a slot begins" in event.reason:
+                waits.append(event.reason)
+                writer.execute("commit")
+
+        adoption.run(shop.catalog, shop.plan, on_event=look)
+    assert (
+        f"a slot begins when transactions of the {publisher} that have written end: process {pid}" in waits[0]
+    )
+    assert adoption.abort(shop.catalog).outcome == "aborted"
+    assert_as_before(shop)
+
+
+@pytest.mark.parametrize(
+    ("step", "server", "publisher"), [("relay", "source", "source"), ("publish", "a", "relay")]
+)
+def test_the_log_that_a_slot_keeps_before_it_begins_counts(
+    shop: Shop, step: str, server: str, publisher: str
+) -> None:
+    most = 20 << 20
+    with shop.connected(server) as writer, shop.connected(server) as keeper:
+
+        def keep_log() -> None:
+            begun = "select count(*) from pg_replication_slots where confirmed_flush_lsn is null"
+            wait_for(lambda: keeper.execute(begun).fetchone()[0] > 0, "a slot is being made")
+            keeper.execute(f"select pg_logical_emit_message(false, 'test', repeat('x', {most * 3 // 2}))")
+
+        thread = threading.Thread(target=keep_log)
+        # Without a look the step waits until then.
+        late = threading.Timer(60, lambda: writer.execute("commit"))
+
+        def look(event: Event) -> None:
+            if event == StepBegun(step=step):
+                writer.execute("begin; select pg_current_xact_id()")
+                thread.start()
+                late.start()
+
+        try:
+            with pytest.raises(
+                AdoptionFailed, match=rf"the {publisher} keeps .* of its log for slot .* aborted"
+            ):
+                adoption.run(shop.catalog, shop.plan, limits=Limits(max_wal_bytes=most), on_event=look)
+            assert late.is_alive()
+        finally:
+            late.cancel()
+            thread.join()
+    assert_as_before(shop)
+
+
 def test_it_is_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "shardids.adopt"):
         adoption.run(shop.catalog, shop.plan)
@@ -259,6 +324,39 @@ def test_the_commands_say_what_they_do(shop: Shop, tmp_path: Path) -> None:
     begin_anew(shop)
 
 
+def test_no_switch_is_gone_on_with_unasked(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shardids(*words: str, exit_code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["adopt", *words], env={"SHARDIDS_CATALOG": shop.catalog_url})
+        assert done.exit_code == exit_code, done.output
+        return " ".join(done.output.split())
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    adoption.run(shop.catalog, shop.plan)
+    with monkeypatch.context() as killed:
+        killed.setattr(Journal, "switch", die)
+        killed.setattr(Runner, "_recover", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            adoption.switch(shop.catalog)
+    assert "Stop writes at the source for good? There is no terminal to ask at" in shardids(
+        "run", "--resume", exit_code=2
+    )
+    with shop.connected("source") as source:
+        with pytest.raises(psycopg.Error, match="was taken into a cluster"):
+            source.execute("update users set name = 'late' where id = 1")
+        shardids("run", "--stop")
+        source.execute("update users set name = 'while it is paused' where id = 1")
+        told = shardids("run", "--resume")
+        assert "at step switch" in told
+        assert "When applications are ready for the cluster: shardids adopt switch" in told
+        source.execute("update users set name = 'as ever' where id = 1")
+    assert adoption.switch(shop.catalog).outcome == "adopted"
+    assert_in_shards(shop)
+    assert [row[1] for row in shop.rows("users")[home_of(1)] if row[0] == 1] == ["as ever"]
+    begin_anew(shop)
+
+
 def test_a_run_that_keeps_too_much_log_aborts_by_itself(shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     write_plan(shop.plan, file)
@@ -283,7 +381,9 @@ def test_a_run_that_keeps_too_much_log_aborts_by_itself(shop: Shop, tmp_path: Pa
     assert done.exit_code == 1, done.output
     said = " ".join(done.output.split())
     assert re.search(
-        r"the source keeps .* of its log for slot \"shardids_adopt_\w+\": --max-wal allows 1 bytes", said
+        # Perhaps that of a table's copy.
+        r"the source keeps .* of its log for slot \"\w+\": --max-wal allows 1 bytes",
+        said,
     )
     assert "The adoption was aborted, and no log is kept for it" in said
     assert before > 0

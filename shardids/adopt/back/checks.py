@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from sqlalchemy import Connection, text
 
@@ -61,19 +62,47 @@ def _node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) ->
         yield from unable_to_publish(connection, node, _SLOTS)
         version = server_major(connection)
         connection.rollback()
-        names = {table.name: sides.in_shard(there[table.name], taker.shards[0]) for table in sides.split} | {
-            table.name: table.name for table in sides.reference
-        }
-        here = read_definitions(connection, names.values())
-    for table in (*sides.split, *sides.reference):
-        yield from _goes_back(table, there[table.name], here[names[table.name]])
+        names = {
+            table.name: [sides.in_shard(there[table.name], shard) for shard in taker.shards]
+            for table in sides.split
+        } | {table.name: [table.name] for table in sides.reference}
+        found = read_definitions(connection, chain.from_iterable(names.values()))
+    is_first = taker is sides.takers[0]
+    tables = (*sides.split, *sides.reference)
+    for table, here in [(one, found[name]) for one in tables for name in names[one.name]]:
+        yield from _goes_back(table, there[table.name], here)
+        if is_first or table.kind is not Kind.REFERENCE:
+            yield from _takes_writes(table, here, version)
         if table.kind is not Kind.REFERENCE:
-            yield from _is_found(table, there[table.name], here[names[table.name]], version)
-        elif logs_too_little(there[table.name], here[names[table.name]]):
+            yield from _is_found(table, there[table.name], here, version)
+        elif logs_too_little(there[table.name], here):
             yield Refusal(
                 reason=f"{node} logs less of a changed row of {table.name} than the source finds it by",
                 remedy=f"On the nodes: alter table {table.name} replica identity full",
             )
+
+
+def _takes_writes(table: TablePlan, here: Definition, version: int) -> Iterator[Refusal]:
+    """Require a table that takes updates and deletes once it is published.
+
+    PostgreSQL refuses them if it logs whole rows, and some columns are not published.
+    """
+    if here.identity is not None:
+        return
+    if table.kind is Kind.DERIVED:
+        why = "of a derived table not all columns are sent"
+    elif version >= FULL_NEEDS_ALL and len(here.stored) < len(here.columns):
+        why = "its generated column is not sent"
+    else:
+        return
+    name, where, who = here.table_sql, "In the shards", f"the shards' table {here.table_sql}"
+    if table.kind is Kind.REFERENCE:
+        name, where, who = table.name, "On the nodes", table.name
+    yield Refusal(
+        reason=f"{who} logs whole rows, and {why}: its updates and deletes would fail",
+        remedy=f"{where}: alter table {name} replica identity"
+        f" {'default' if here.primary_key else 'using index …'}",
+    )
 
 
 def _goes_back(table: TablePlan, there: Definition, here: Definition) -> Iterator[Refusal]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from sqlalchemy import Connection, text
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, text
 from shardids.adopt.plan.document import Kind, TablePlan
 from shardids.adopt.plan.obstacles import ROUTE, identity_of
 from shardids.adopt.run.following import (
+    await_slot,
     create_subscription,
     drop_subscription,
     has_subscription,
@@ -34,7 +36,6 @@ from shardids.replication.subscriptions import (
     drop_slot,
     flush,
     has_publication,
-    make_slot,
     unpublish,
 )
 
@@ -66,10 +67,13 @@ def logs_too_little(there: Definition, here: Definition) -> bool:
 def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_event: OnEvent) -> None:
     """Publish the changes of a node's shards, and keep its log for the source from now on. Idempotent."""
     name = back_name(taker)
-    parts = {table.name: sides.in_shard(there[table.name], taker.shards[0]) for table in sides.split}
+    parts = {
+        table.name: [sides.in_shard(there[table.name], shard) for shard in taker.shards]
+        for table in sides.split
+    }
     with taker.side.engine.connect() as connection:
-        here = read_definitions(connection, parts.values())
-    sent = [_sent(table, here[parts[table.name]]) for table in sides.split]
+        here = read_definitions(connection, chain.from_iterable(parts.values()))
+    sent = [_sent(table, here[parts[table.name][0]]) for table in sides.split]
     if taker is sides.takers[0]:
         sent += [table.name for table in sides.reference]
     with sides.source.autocommit() as source:
@@ -85,21 +89,20 @@ def prepare(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_even
             note_source(connection, name, timeline)
         require_own_replication(connection, "publication", name)
     for table in sides.split:
-        definition = there[table.name]
         parent = table.name.replace(":", r"\:")
         _retry(taker, f"alter table only {parent} replica identity full", {}, on_event)
         _retry(
             taker, _CLOSE, {"name": table.name, "message": _NO_CLIENTS[0], "hint": _NO_CLIENTS[1]}, on_event
         )
-        logs_all = logs_too_little(definition, here[parts[table.name]])
-        for shard in taker.shards:
-            part = {"part": sides.in_shard(definition, shard), "all": logs_all}
-            _retry(taker, _GUARD, part, on_event)
+        for part in parts[table.name]:
+            # Of each by itself: one that an interrupted attempt has guarded logs whole rows already.
+            logs_all = logs_too_little(there[table.name], here[part])
+            _retry(taker, _GUARD, {"part": part, "all": logs_all}, on_event)
     for table in sides.reference:
         _retry(taker, _GUARD, {"part": table.name, "all": False}, on_event)
-    _make_slot(taker, _early_name(taker))
+    _make_slot(taker, _early_name(taker), on_event)
     # In the place of that which begins at the switch: a server may have no room for one more by then.
-    _make_slot(taker, back_name(taker))
+    _make_slot(taker, back_name(taker), on_event)
 
 
 def _sent(table: TablePlan, here: Definition) -> str:
@@ -121,28 +124,28 @@ def _retry(taker: Taker, statement: str, parameters: Mapping[str, object], on_ev
     )
 
 
-def _make_slot(taker: Taker, name: str) -> None:
+def _make_slot(taker: Taker, name: str, on_event: OnEvent) -> None:
     """Make a slot, or make it again if the node has given it up; it begins now."""
     with taker.side.autocommit() as connection:
         if connection.scalar(_IS_LOST, {"name": name}):
             connection.execute(text("select pg_drop_replication_slot(:name)"), {"name": name})
-        make_slot(connection, name)
+    await_slot(taker.side, name, f'node "{taker.side.name}"', on_event)
 
 
-def advance(taker: Taker) -> None:
+def advance(taker: Taker, on_event: OnEvent) -> None:
     """Let the early slot pass over all changes that a node has applied so far. Idempotent."""
-    _make_slot(taker, _early_name(taker))
+    _make_slot(taker, _early_name(taker), on_event)
     with taker.side.autocommit() as connection:
         connection.execute(_ADVANCE, {"name": _early_name(taker), "position": flush(connection)})
 
 
-def begin(taker: Taker) -> None:
+def begin(taker: Taker, on_event: OnEvent) -> None:
     """Let the way back begin now: changes that a node has applied so far are not sent. Idempotent.
 
     Right only as long as no client can have written to the shards. A server that crashes forgets how far a
     slot was advanced, and not where one was made: the slot is a copy of the early one.
     """
-    advance(taker)
+    advance(taker, on_event)
     names = {"early": _early_name(taker), "name": back_name(taker)}
     with taker.side.autocommit() as connection:
         drop_slot(connection, taker.side, back_name(taker))

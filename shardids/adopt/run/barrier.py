@@ -201,8 +201,8 @@ def require_brought(source: Connection, sides: Sides, adoption: Adoption) -> Non
     """Require that replication has brought, or brings, every change of the source's tables.
 
     Raises:
-        AdoptionFailed: a table was changed or is not published, a subscription writes to it, or rows may have
-            changed past the log since they were compared.
+        AdoptionFailed: a table was changed or is not published, a subscription writes to it, rows were found
+            different when they were last compared, or may have changed past the log since.
     """
     there = definitions_in(source, adoption.shapes)
     require_shapes(there, adoption.shapes)
@@ -219,10 +219,15 @@ def require_brought(source: Connection, sides: Sides, adoption: Adoption) -> Non
                 hint=f"Once it has brought all, there: drop subscription {table.subscriptions[0]};"
                 " then shardids adopt switch.",
             )
+    if not adoption.shapes.keys() <= adoption.compared.keys():
+        raise AdoptionFailed(
+            "a comparison found rows in the shards that are not those of the source, and none since has found"
+            " all rows the same",
+            hint="shardids adopt run --compare names those that differ now; if any do: shardids adopt abort."
+            " If none: shardids adopt switch.",
+        )
     passed = [
-        name
-        for name, table in sorted(there.items())
-        if adoption.compared.get(name, ("",))[0] != table.storage_version
+        name for name, table in sorted(there.items()) if adoption.compared[name][0] != table.storage_version
     ]
     if passed:
         raise AdoptionFailed(

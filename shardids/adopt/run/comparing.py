@@ -32,6 +32,11 @@ from shardids.pg.reader import Reader, Refused, reading_as_reader
 from shardids.replication.steps import Event
 from shardids.replication.subscriptions import PATIENCE_S, flush
 
+
+class RowsDiffer(AdoptionFailed):
+    """Rows of the shards are not those of the source, and stay so."""
+
+
 Found = TypeVar("Found")
 Other = TypeVar("Other")
 HOME: Final = "shardids_home"
@@ -182,8 +187,9 @@ def compare(
     ``compared``: tables to leave out, which were compared before. ``on_table`` receives each of the others.
 
     Raises:
-        AdoptionFailed: rows differ, and stay so; the message names tables and keys. Or rows refer to rows
-            that are not in their shard.
+        RowsDiffer: rows differ, and stay so; the message names tables and keys. Or rows refer to rows that
+            are not in their shard.
+        AdoptionFailed: the nodes don't catch up, or rows are changed too quickly.
     """
     rows = 0
     with ExitStack() as kept:
@@ -309,7 +315,7 @@ def _check_foreign_keys(sides: Sides, pair: _Pair, there: Mapping[str, Definitio
     ]
     for key, (lost,) in zip(keys, answers(pair.node, counts), strict=True):
         if lost["n"]:
-            raise AdoptionFailed(
+            raise RowsDiffer(
                 f'node "{taker.side.name}": {lost["n"]} rows of {key.child} refer by "{key.conname}" to rows'
                 f" of {key.parent} that are not there: they have another key, or are missing",
                 hint="Drop the foreign key in the shards, or give the rows the same key at the source.",
@@ -450,7 +456,8 @@ def _settle(sides: Sides, pair: _Pair, reading: _Reading, original: _Rows, chose
     ``original``: its rows at the source, of those that are ``chosen``.
 
     Raises:
-        AdoptionFailed: rows differ, or are changed again and again.
+        RowsDiffer: rows differ.
+        AdoptionFailed: rows are changed again and again.
     """
     table = reading.table
     there, here = table.source_rows, _node_rows(sides, pair.taker, table)
@@ -486,16 +493,14 @@ def _settle(sides: Sides, pair: _Pair, reading: _Reading, original: _Rows, chose
     )
 
 
-def _differ(
-    taker: Taker, table: _Table, rows: Iterable[_Row], original: _Rows, copy: _Rows
-) -> AdoptionFailed:
+def _differ(taker: Taker, table: _Table, rows: Iterable[_Row], original: _Rows, copy: _Rows) -> RowsDiffer:
     found = sorted(rows, key=str)
     told = [
         f"({row[1]}) {'differs' if row in original.keys() & copy.keys() else f'is {_where(row, copy)}'}"
         for row in found[:_NAMED]
     ]
     more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return AdoptionFailed(
+    return RowsDiffer(
         f'{len(found)} rows of {table.plan.name} are not the same on node "{taker.side.name}":'
         f" ({', '.join(table.identity)}) = {'; '.join(told)}{more}",
         hint="Undo the adoption with shardids adopt abort, and find out who wrote to the shards' tables.",

@@ -34,6 +34,29 @@ _REFERRING = text("""
     order by 1, 2 limit 1""")
 
 
+_UNRESOLVED = text("""
+    select n.name, u.what, u.problem
+    from unnest(cast(:names as text[])) with ordinality n (name, number)
+    cross join shardids.unresolved(to_regclass(n.name)) u
+    order by n.number, u.what""")
+
+
+def computes_rows(
+    connection: Connection, taker: Taker, sides: Sides, there: Mapping[str, Definition]
+) -> Iterator[Refusal]:
+    """Require tables whose expressions replication computes: without a search_path, as queries of ours do."""
+    split = [[sides.in_shard(there[table.name], shard) for shard in taker.shards] for table in sides.split]
+    for names in [*split, *([table.name] for table in sides.reference)]:
+        found = connection.execute(_UNRESOLVED, {"names": names}).all()
+        # One shard's fault is, as a rule, that of them all.
+        for one in [one for one in found if one.name == found[0].name]:
+            yield Refusal(
+                reason=f'node "{taker.side.name}": replication can\'t compute {one.what} of {one.name},'
+                f" since it has no search_path: {one.problem}",
+                remedy="On the nodes: alter function … set search_path = …, of the function that uses this.",
+            )
+
+
 def fits_shards(
     connection: Connection, taker: Taker, sides: Sides, there: Mapping[str, Definition]
 ) -> Iterator[Refusal]:

@@ -11,24 +11,27 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
+import psycopg
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, text
 
 from shardids.adopt.run.sides import Follower, Relay, Sides, Taker
 from shardids.adopt.run.slots import copy_slots, require_slots
 from shardids.errors import AdoptionFailed
-from shardids.pg.connections import keep_out_of_logs
+from shardids.pg.connections import driver_connection, keep_out_of_logs
 from shardids.pg.definitions import Definition
 from shardids.pg.locks import holders_of_tables
 from shardids.pg.queries import AS_IS, comment_on
 from shardids.pg.schemas import require_no_slot, require_own_replication
 from shardids.replication.barrier import with_locks
 from shardids.replication.sides import Side
-from shardids.replication.steps import Event, OnEvent, Waiting
+from shardids.replication.steps import Event, OnEvent, Waiting, ignore
 from shardids.replication.subscriptions import (
     PATIENCE_S,
     count_failures,
@@ -58,17 +61,22 @@ class Copying(Event):
     rows_total: int
 
 
-def publish(sides: Sides, taker: Taker, there: Mapping[str, Definition]) -> None:
+def publish(sides: Sides, taker: Taker, there: Mapping[str, Definition], on_event: OnEvent) -> None:
     """Publish the rows of a node's shards on the relay, from now on. Idempotent."""
     tables = [
         f"{table.name} where ({sides.row_filter(table, there[table.name], taker)})" for table in sides.split
     ]
     tables += [table.name for table in sides.reference]
-    publish_tables(sides.relay.side, taker.name, tables, changes="insert, update, delete")
+    publish_tables(sides.relay.side, taker.name, tables, changes="insert, update, delete", on_event=on_event)
 
 
 def publish_tables(
-    side: Side, name: str, tables: Sequence[str], *, changes: str = "insert, update, delete, truncate"
+    side: Side,
+    name: str,
+    tables: Sequence[str],
+    *,
+    changes: str = "insert, update, delete, truncate",
+    on_event: OnEvent = ignore,
 ) -> None:
     """Publish changes of tables, each with its row filter, and keep the log from now on. Idempotent.
 
@@ -82,8 +90,41 @@ def publish_tables(
             options = f"publish = '{changes}', publish_via_partition_root = true"
             play(connection, f'create publication "{name}"{named} with ({options})')
         require_own_replication(connection, "publication", name, is_node=False)
-    with side.autocommit() as connection:
-        make_slot(connection, name)
+    await_slot(side, name, f"the {side.name}", on_event)
+
+
+def await_slot(publisher: Side, name: str, who: str, on_event: OnEvent) -> None:
+    """Make a slot, which begins when all transactions have ended that had written. Idempotent.
+
+    Until then it reports every second which one it waits for: the server keeps its log from the first moment
+    on. If ``on_event`` raises, the statement is ended. ``who``: the publisher, in messages.
+    """
+    with publisher.autocommit() as making:
+        if making.scalar(_HAS_SLOT, {"name": name}):
+            return
+        with publisher.autocommit() as watching, ThreadPoolExecutor(1) as pool:
+            made = pool.submit(make_slot, making, name)
+            try:
+                for attempt in count(1):
+                    if wait([made], timeout=_SHOWN_S).done:
+                        break
+                    oldest = watching.scalar(_OLDEST) or "they have just ended"
+                    reason = f"a slot begins when transactions of {who} that have written end: {oldest}"
+                    on_event(Waiting(attempt=attempt, reason=reason))
+            except BaseException:
+                # A statement that has not begun yet misses its end.
+                while not wait([made], timeout=_CANCEL_AGAIN_S).done:
+                    with suppress(psycopg.Error):
+                        driver_connection(making).cancel_safe(timeout=_CANCEL_S)
+                # An end that comes late would meet the next statement.
+                making.invalidate()
+                raise
+            made.result()
+
+
+_HAS_SLOT = text("select exists (select from pg_replication_slots where slot_name = :name)")
+_CANCEL_AGAIN_S = 0.2
+_CANCEL_S = 5.0
 
 
 def add_tables(publisher: Side, follower: Follower, names: Sequence[str], on_event: OnEvent) -> bool:
@@ -237,13 +278,13 @@ _COPY_SLOTS = text("""
            coalesce(bool_or(confirmed_flush_lsn is null), false) as is_waiting
     from pg_replication_slots where slot_name ~ any (cast(:patterns as text[]))""")
 _OLDEST = text("""
-    select coalesce(
-      (select format('process %s%s, for %s s', pid, ' (' || nullif(application_name, '') || ')',
-                     extract(epoch from clock_timestamp() - xact_start)::int)
-       from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()
-       order by age(backend_xid) desc limit 1),
-      (select format('prepared transaction %L', gid) from pg_prepared_xacts
-       order by age(transaction) desc limit 1))""")
+    select who from (
+      select format('process %s%s, for %s s', pid, ' (' || nullif(application_name, '') || ')',
+                    extract(epoch from clock_timestamp() - xact_start)::int) as who, age(backend_xid) as age
+      from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()
+      union all
+      select format('prepared transaction %L', gid), age(transaction) from pg_prepared_xacts) written
+    order by age desc limit 1""")
 
 
 class Arrival:

@@ -197,6 +197,11 @@ class Journal:
         self._update("compared = cast(:compared as jsonb)", compared=json.dumps(compared))
         self._adoption = replace(self.adoption, compared=compared)
 
+    def forget_compared(self) -> None:
+        """Record that no table is known to be the same."""
+        self._update("compared = '{}'")
+        self._adoption = replace(self.adoption, compared={})
+
     def note_comparison(self) -> None:
         """Record that all rows were found to be the same now."""
         self._update("compared_at = clock_timestamp()")

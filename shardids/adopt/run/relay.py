@@ -1,7 +1,7 @@
 """A relay: a database that follows the source, gives rows their shards, and that the nodes follow.
 
 The relay subscribes to the source without filters, so that its tables have all rows. Then it stops for a
-moment, in which rows without a key of their own get their shards, and goes on with triggers that keep these
+moment, in which rows that hold no key get their shards, and goes on with triggers that keep these
 right. Only then is anything published to the nodes: a row of which the shard is not known is on none.
 
 A row of a derived table has the shard of the row that it refers to, as both are on the relay at that moment.
@@ -203,7 +203,7 @@ _MARK = text("""
     from to_regclass(:name) t (oid) left join pg_class c on c.oid = t.oid""")
 
 
-def make(sides: Sides, there: Mapping[str, Definition]) -> None:
+def make(sides: Sides, there: Mapping[str, Definition], on_event: OnEvent) -> None:
     """Make the relay's tables, and a subscription that brings no rows yet. Idempotent."""
     relay = sides.relay
     with relay.side.begin() as connection:
@@ -212,7 +212,7 @@ def make(sides: Sides, there: Mapping[str, Definition]) -> None:
     for number, plan in enumerate(sides.plan.tables):
         if plan.name in there:
             _make_table(relay, number, plan, there[plan.name], sides.name)
-    publish_tables(sides.source, relay.name, [])
+    publish_tables(sides.source, relay.name, [], on_event=on_event)
     with relay.side.begin() as connection:
         if not has_subscription(connection, relay.name):
             create_subscription(connection, relay.name, sides.source, "enabled = false")

@@ -14,7 +14,7 @@ from shardids.adopt.plan.facts import column_name
 from shardids.adopt.plan.inventory import read_server
 from shardids.adopt.plan.obstacles import AGAIN, Obstacles
 from shardids.adopt.run.comparing import all_rows, node_reader, source_reader
-from shardids.adopt.run.fitting import fits_shards
+from shardids.adopt.run.fitting import computes_rows, fits_shards
 from shardids.adopt.run.following import try_subscribing
 from shardids.adopt.run.sides import Sides, Taker
 from shardids.catalog.keys.homes import read_homes
@@ -302,6 +302,11 @@ def node_is_fit(taker: Taker, sides: Sides, there: Mapping[str, Definition]) -> 
             reason=f"{node} has shards that are not active", remedy="shardids doctor says which, and why."
         )
     with taker.side.engine.connect() as connection:
+        if refusals := list(computes_rows(connection, taker, sides, there)):
+            # A query of such a table may fail.
+            yield from refusals
+            return
+        connection.rollback()
         yield from fits_shards(connection, taker, sides, there)
 
 

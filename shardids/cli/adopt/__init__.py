@@ -283,10 +283,11 @@ def run(
 
     Applications go on using the source. Everything is checked before anything is made. While it is stopped
     the source keeps its log for the relay: look at the room on its disk. It asks whether the relay's disk has
-    the room for a copy of all rows.
+    the room for a copy of all rows; with --resume, before it goes on with a switch that was interrupted.
     """
     from shardids.adopt import adoption
     from shardids.adopt.plan.document import read_plan
+    from shardids.adopt.run.journal import open_adoption
     from shardids.cli.adopt.shown import print_check, print_done, print_relay_tables, relay_needs, shown
 
     limits = _limits(max_wal, rate, max_latency)
@@ -317,16 +318,14 @@ def run(
         print_done(done, as_json=run.as_json)
         return
     if resume:
+        resume_it = partial(
+            adoption.resume, run.catalog, source=source, via=via, reader=reader_url, limits=limits
+        )
+        under_way = open_adoption(run.catalog)
+        if under_way is not None and adoption.resumes_switch(under_way):
+            _ask(run, _stops_writes(keeps_back=under_way.keeps_back), resume_it)
         with shown() as show:
-            done = adoption.resume(
-                run.catalog,
-                source=source,
-                via=via,
-                reader=reader_url,
-                limits=limits,
-                on_event=show,
-                dry_run=run.dry,
-            )
+            done = resume_it(on_event=show, dry_run=run.dry)
         _end(run, done, source, via)
         return
     if plan is None:
@@ -362,6 +361,10 @@ def _ask(run: Run, question: str, command: Callable[..., Result]) -> None:
     if not (run.yes or run.dry):
         command(dry_run=True)
     run.ask(question)
+
+
+def _stops_writes(*, keeps_back: bool) -> str:
+    return "Stop writes at the source?" if keeps_back else "Stop writes at the source for good?"
 
 
 def _end(run: Run, done: Result, source: str | None, via: str | None) -> None:
@@ -417,7 +420,7 @@ def switch(
     switch = partial(
         adoption.switch, run.catalog, source=source, via=via, max_pause_s=pause_s, keep_back=keep_back
     )
-    _ask(run, "Stop writes at the source?" if keep_back else "Stop writes at the source for good?", switch)
+    _ask(run, _stops_writes(keeps_back=keep_back), switch)
     with shown() as show:
         done = switch(on_event=show, dry_run=run.dry)
     _end(run, done, source, via)

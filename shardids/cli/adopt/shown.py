@@ -23,8 +23,9 @@ from shardids.adopt.plan.document import Finding, Kind, Plan, Severity, TablePla
 from shardids.adopt.plan.planning import Forecast, Planned
 from shardids.adopt.run.comparing import Compared
 from shardids.adopt.run.following import Copying
+from shardids.adopt.run.journal import FOLLOW
 from shardids.adopt.run.slots import Slot
-from shardids.adopt.steps import UNFOLLOWED, is_at
+from shardids.adopt.steps import SWITCH, UNFOLLOWED, is_at
 from shardids.catalog.rows import Catalog
 from shardids.cli.printing import Stream, bars, err, out, print_json
 from shardids.errors import BadArgument
@@ -48,7 +49,7 @@ def print_done(done: Result, *, as_json: bool) -> None:
         return
     paused = "" if done.pause_ms is None else f"; no writes were taken for {done.pause_ms:.0f} ms"
     out.print(f"{done.outcome or f'at step {done.step}'} after {done.seconds:.1f} s{paused}")
-    if done.outcome is None and done.step == "follow":
+    if done.outcome is None and (done.step == FOLLOW or is_at(done.step, SWITCH)):
         err.print("When applications are ready for the cluster: shardids adopt switch")
 
 

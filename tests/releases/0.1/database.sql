@@ -167,7 +167,7 @@ CREATE SEQUENCE shard_0000.id_counter
 --
 
 CREATE SEQUENCE shard_0000.id_offset
-    START WITH 74109660692480
+    START WITH 74113955659776
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -313,7 +313,7 @@ CREATE SEQUENCE shard_0001.id_counter
 --
 
 CREATE SEQUENCE shard_0001.id_offset
-    START WITH 74165495267329
+    START WITH 74169790234625
     INCREMENT BY 16
     MINVALUE -9223372036854775808
     NO MAXVALUE
@@ -5367,6 +5367,62 @@ COMMENT ON FUNCTION shardids.unguard_part(part regclass) IS 'Undoes guard_part';
 
 
 --
+-- Name: unresolved(regclass); Type: FUNCTION; Schema: shardids; Owner: -
+--
+
+CREATE FUNCTION shardids.unresolved(part regclass) RETURNS TABLE(what text, problem text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  sample jsonb;
+  expressions text;
+begin
+  select jsonb_object_agg(a.attname, case t.typcategory
+           when 'S' then '"a"'::jsonb
+           when 'N' then '1'
+           when 'B' then 'true'
+           when 'D' then '"2000-01-01 00:00"'
+         end)
+  into sample
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+  where a.attrelid = part and a.attnum > 0 and not a.attisdropped;
+  for what, expressions in
+    select format('index %I', c.relname), concat_ws(', ', pg_get_expr(i.indexprs, part), pg_get_expr(i.indpred, part))
+    from pg_index i join pg_class c on c.oid = i.indexrelid
+    where i.indrelid = part and (i.indexprs is not null or i.indpred is not null)
+    union all
+    select format('constraint %I', k.conname), pg_get_expr(k.conbin, part)
+    from pg_constraint k where k.conrelid = part and k.contype = 'c'
+    union all
+    select format('column %I', a.attname), pg_get_expr(d.adbin, part)
+    from pg_attrdef d join pg_attribute a on a.attrelid = part and a.attnum = d.adnum and a.attgenerated = 's'
+    where d.adrelid = part
+    order by 1
+  loop
+    begin
+      execute format('select row(%s) from (select (jsonb_populate_record(null::%s, $1)).*) sample', expressions, part) using sample;
+    exception
+      when undefined_function or undefined_table or undefined_column or undefined_object or invalid_schema_name then
+        problem := sqlerrm;
+        if problem not like '%"a"%' then
+          return next;
+        end if;
+      when others then null;
+    end;
+  end loop;
+end
+$_$;
+
+
+--
+-- Name: FUNCTION unresolved(part regclass); Type: COMMENT; Schema: shardids; Owner: -
+--
+
+COMMENT ON FUNCTION shardids.unresolved(part regclass) IS 'The indexes, constraints and generated columns of a table whose functions find what they use only by a search_path';
+
+
+--
 -- Name: unstage_shard(regclass, regclass); Type: FUNCTION; Schema: shardids; Owner: -
 --
 
@@ -7477,9 +7533,9 @@ COMMENT ON COLUMN shardids_catalog.skipped.at IS 'When shardids shard reset-cloc
 -- Data for Name: kept; Type: TABLE DATA; Schema: shard_0000; Owner: -
 --
 
-INSERT INTO shard_0000.kept VALUES (385291647891537922);
-INSERT INTO shard_0000.kept VALUES (385291647891537923);
-INSERT INTO shard_0000.kept VALUES (385291647891537924);
+INSERT INTO shard_0000.kept VALUES (385295155931906050);
+INSERT INTO shard_0000.kept VALUES (385295155931906051);
+INSERT INTO shard_0000.kept VALUES (385295155931906052);
 
 
 --
@@ -7543,8 +7599,8 @@ INSERT INTO shardids.node VALUES (true, 'a', '00000000-0000-4000-8000-0000000000
 -- Data for Name: shard; Type: TABLE DATA; Schema: shardids; Owner: -
 --
 
-INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713451537903859429/5/16969', 1, 2579146415506718720, '757', '2026-11-29 04:51:27.203013+00', NULL, NULL);
-INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713451537903859429/5/16969', 1, 2579146415506718720, '758', '2026-11-29 04:51:27.212201+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (0, 'shard_0000', 'active', NULL, -1, -1, 'shard_0000.id_counter', 'shard_0000.id_offset', '7713455131748318069/5/16969', 1, 3190149425108353024, '757', '2026-11-29 05:05:23.584174+00', NULL, NULL);
+INSERT INTO shardids.shard VALUES (1, 'shard_0001', 'active', NULL, -1, -1, 'shard_0001.id_counter', 'shard_0001.id_offset', '7713455131748318069/5/16969', 1, 3190149425108353024, '758', '2026-11-29 05:05:23.594305+00', NULL, NULL);
 
 
 --
@@ -7570,7 +7626,7 @@ INSERT INTO shardids.shardids_version VALUES ('node_0001');
 -- Data for Name: cluster; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 04:51:26.975226+00');
+INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-000000000001', 'default', 1704067200000, 41, 12, 10, 'shard_', 2, 'postgresql', NULL, 3, 0, 0, 0, '2026-11-29 05:05:23.428949+00');
 
 
 --
@@ -7631,7 +7687,7 @@ INSERT INTO shardids_catalog.cluster VALUES (true, '00000000-0000-4000-8000-0000
 -- Data for Name: node; Type: TABLE DATA; Schema: shardids_catalog; Owner: -
 --
 
-INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 04:51:27.218944+00', NULL);
+INSERT INTO shardids_catalog.node VALUES ('a', 'postgresql://somewhere', '2026-11-29 05:05:23.599653+00', NULL);
 
 
 --
@@ -7738,7 +7794,7 @@ SELECT pg_catalog.setval('shard_0000.id_counter', 4, true);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0000; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0000.id_offset', 2579146507367405950, true);
+SELECT pg_catalog.setval('shard_0000.id_offset', 3190149516969876636, true);
 
 
 --
@@ -7752,7 +7808,7 @@ SELECT pg_catalog.setval('shard_0001.id_counter', 1, false);
 -- Name: id_offset; Type: SEQUENCE SET; Schema: shard_0001; Owner: -
 --
 
-SELECT pg_catalog.setval('shard_0001.id_offset', 2579146507367405929, true);
+SELECT pg_catalog.setval('shard_0001.id_offset', 3190149516969876615, true);
 
 
 --
@@ -7794,7 +7850,7 @@ SELECT pg_catalog.setval('shardids.key_change_id_seq', 1, false);
 -- Name: step_1; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_1', 91860687198, true);
+SELECT pg_catalog.setval('shardids.step_1', 91861523580, true);
 
 
 --
@@ -7829,7 +7885,7 @@ SELECT pg_catalog.setval('shardids.step_dropped', 1, false);
 -- Name: step_latest; Type: SEQUENCE SET; Schema: shardids; Owner: -
 --
 
-SELECT pg_catalog.setval('shardids.step_latest', 91860687209, true);
+SELECT pg_catalog.setval('shardids.step_latest', 91861523591, true);
 
 
 --
@@ -9421,6 +9477,13 @@ REVOKE ALL ON FUNCTION shardids.unguard_key(move bigint, name regclass, refuses 
 --
 
 REVOKE ALL ON FUNCTION shardids.unguard_part(part regclass) FROM PUBLIC;
+
+
+--
+-- Name: FUNCTION unresolved(part regclass); Type: ACL; Schema: shardids; Owner: -
+--
+
+REVOKE ALL ON FUNCTION shardids.unresolved(part regclass) FROM PUBLIC;
 
 
 --
