@@ -131,6 +131,8 @@ def test_what_is_chosen_while_a_section_loads_is_shown(url: str, open_page: Open
 
 def test_map_shows_all_shards_in_colours_and_as_a_table(nodes: TwoNodes, url: str, open_page: Open) -> None:
     make_users(nodes, 9, 5)
+    # A shard's page has its highest ID as of the last reading before it was opened.
+    wait_for(lambda: get(url, "/api/shards/9")["highest_id"], "the highest ID of shard 9")
     page = open_page(url, "map").page
     legend = page.locator(".legend")
     expect(legend).to_contain_text("a 32")
