@@ -163,7 +163,6 @@ def test_the_shard_is_pinned_as_others_are(nodes: TwoNodes) -> None:
             assert (len(done), done[-1]) == (count, SHARDS)
 
 
-@pytest.mark.long
 def test_an_empty_one_is_taken_before_another_is_made(nodes: TwoNodes, new: tenants.NewShard) -> None:
     """Also one that an interrupted command has made, and one that an undone move has left."""
     with Cluster.connect(nodes.catalog_url) as cluster:
@@ -193,7 +192,6 @@ def test_an_empty_one_is_taken_before_another_is_made(nodes: TwoNodes, new: tena
     assert tenants.plan(nodes.catalog, "second", None, CHOICES, new=new).target == SHARDS + 1
 
 
-@pytest.mark.long
 def test_a_shard_that_is_half_made_is_completed(nodes: TwoNodes, new: tenants.NewShard) -> None:
     with Cluster.connect(nodes.catalog_url) as cluster:
         sign_up(cluster, "third")
