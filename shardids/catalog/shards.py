@@ -109,10 +109,6 @@ def require_no_issuer(connection: Connection, shard: int, node: str) -> None:
 
 
 _ISSUERS: Final = text(r"""
-    select cast(substring(p.prosrc from '-- ' || :mark || '(\d{1,5})\n') as integer) as shard,
-           p.oid::regprocedure::text as name
-    from pg_proc p
-    where p.prosrc ~ ('-- ' || :mark || '\d{1,5}\n')
-      and cast(substring(p.prosrc from '-- ' || :mark || '(\d{1,5})\n') as integer)
-          in (select s.id from shardids.shard s where s.issuer is not null)
-    order by 1, 2""")
+    select s.id as shard, p.oid::regprocedure::text as name
+    from shardids.shard s join pg_proc p on p.prosrc ~ ('-- ' || :mark || s.id || '\n')
+    where s.issuer is not null order by 1, 2""")

@@ -356,7 +356,8 @@ class Watch:
                 self._catalog.placement().node_of.get(transfer.shard) != transfer.source
                 or transfer.shard in self._resting()
             ):
-                self._say("left", f"shard {transfer.shard}: another command has moved it", transfer)
+                says = f"shard {transfer.shard}: another command has moved it, or it was lost"
+                self._say("left", says, transfer)
                 continue
             if reason := self.not_now(transfer, datetime.now(UTC)):
                 self._say("waiting", reason, transfer)

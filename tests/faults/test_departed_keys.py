@@ -13,19 +13,18 @@ from shardids.catalog.keys.copies import bring_homes
 from shardids.catalog.keys.homes import drop_home, put_home
 from shardids.errors import MoveRefused, ShardBusy
 from shardids.mover import failover
-from shardids.pg.embedded import temporary_servers
 from shardids.tenants import examining
 from shardids.watch import doctor
-from tests.support.moves import TwoNodes, schema, two_nodes
+from tests.support.moves import TwoNodes, schema
 from tests.support.standbys import standby_of
 from tests.support.tenants import (
     CHOICES,
     QUICK,
     assert_once,
     home,
-    make_tables,
     neighbour_in,
     new_tenant,
+    nodes_with_tables,
 )
 from tests.support.waiting import wait_for
 
@@ -36,11 +35,8 @@ LEFT, TARGET = 3, 0
 
 @pytest.fixture
 def nodes() -> Iterator[TwoNodes]:
-    with temporary_servers(2) as servers:
-        nodes = two_nodes(servers, SHARDS)
-        make_tables(nodes, SHARDS)
+    with nodes_with_tables(SHARDS) as nodes:
         yield nodes
-        nodes.catalog.close()
 
 
 def depart(nodes: TwoNodes, count: int, first: int = 1_000_000) -> list[str]:

@@ -242,6 +242,16 @@ class Interrupted(Exception):
     pass
 
 
+def stop_at(step: str) -> Callable[[Event], None]:
+    """What stops a command, as a kill does, when a step begins."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, StepBegun) and event.step == step:
+            raise Interrupted
+
+    return stop
+
+
 @pytest.mark.long
 def test_a_switch_that_fails_leaves_nothing_that_keeps_log(own_shop: Shop) -> None:
     shop = own_shop
@@ -336,14 +346,10 @@ def identities_of_orders(shop: Shop) -> list[str]:
 
 @pytest.mark.long
 def test_as_long_as_it_is_kept(shop: Shop) -> None:
-    def interrupt(event: Event) -> None:
-        if isinstance(event, StepBegun) and event.step == "catch up":
-            raise Interrupted
-
     adoption.run(shop.catalog, shop.plan)
     for keep_back in (True, False):
         with pytest.raises(Interrupted):
-            adoption.switch(shop.catalog, keep_back=keep_back, on_event=interrupt)
+            adoption.switch(shop.catalog, keep_back=keep_back, on_event=stop_at("catch up"))
         assert any("_back" in one for one in shop.leftovers()) is keep_back
     assert adoption.switch(shop.catalog, keep_back=True).step == "kept"
     with shop.connected("source") as source:
@@ -446,12 +452,8 @@ def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch
             adoption.switch(shop.catalog, keep_back=True)
     assert adoption.resume(shop.catalog).step == "follow"
 
-    def interrupt(event: Event) -> None:
-        if isinstance(event, StepBegun) and event.step == "old ids":
-            raise Interrupted
-
     with pytest.raises(Interrupted):
-        adoption.switch(shop.catalog, on_event=interrupt)
+        adoption.switch(shop.catalog, on_event=stop_at("old ids"))
     for wish in (
         lambda: adoption.switch(shop.catalog, keep_back=True),
         lambda: adoption.switch(shop.catalog, keep_back=True, dry_run=True),
@@ -465,13 +467,9 @@ def test_a_switch_without_a_way_back_gets_none_later(own_shop: Shop, monkeypatch
 def test_a_source_that_dies_before_it_follows_the_shards(own_shop: Shop) -> None:
     shop = own_shop
 
-    def interrupt(event: Event) -> None:
-        if isinstance(event, StepBegun) and event.step == "clean":
-            raise Interrupted
-
     adoption.run(shop.catalog, shop.plan)
     with pytest.raises(Interrupted):
-        adoption.switch(shop.catalog, keep_back=True, on_event=interrupt)
+        adoption.switch(shop.catalog, keep_back=True, on_event=stop_at("clean"))
     shop.servers["source"].stop("immediate")
     with pytest.raises(ConnectionFailed) as failed:
         adoption.resume(shop.catalog)
@@ -488,13 +486,9 @@ def test_a_source_that_dies_before_it_follows_the_shards(own_shop: Shop) -> None
 def test_a_way_back_whose_source_dies_before_it_can_be_given_up(own_shop: Shop) -> None:
     shop = own_shop
 
-    def interrupt(event: Event) -> None:
-        if isinstance(event, StepBegun) and event.step == "follow back":
-            raise Interrupted
-
     adoption.run(shop.catalog, shop.plan)
     with pytest.raises(Interrupted):
-        adoption.switch(shop.catalog, keep_back=True, on_event=interrupt)
+        adoption.switch(shop.catalog, keep_back=True, on_event=stop_at("follow back"))
     shop.servers["source"].stop("immediate")
     assert "of its log for a way back that has not begun" in shardids(shop, "status")
     assert adoption.finish(shop.catalog).outcome == "adopted"

@@ -12,12 +12,11 @@ from sqlalchemy.orm import Session
 import shardids
 from shardids import mover, tenants
 from shardids.errors import RowsUnsettled, ShardMoved
-from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepDone
 from tests.integration.test_routing import statements
 from tests.integration.test_tenant_move_fan_out import Tenant, User
-from tests.support.moves import TwoNodes, two_nodes
-from tests.support.tenants import CHOICES, QUICK, make_tables, neighbour_in, new_tenant
+from tests.support.moves import TwoNodes
+from tests.support.tenants import CHOICES, QUICK, neighbour_in, new_tenant, nodes_with_tables
 from tests.support.waiting import wait_for
 
 SHARDS = 6
@@ -33,11 +32,8 @@ KEEPING = ("REPEATABLE READ", "SERIALIZABLE")
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
-    with temporary_servers(2) as servers:
-        nodes = two_nodes(servers, SHARDS)
-        make_tables(nodes, SHARDS)
+    with nodes_with_tables(SHARDS) as nodes:
         yield nodes
-        nodes.catalog.close()
 
 
 @contextmanager

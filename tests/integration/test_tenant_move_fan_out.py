@@ -18,11 +18,18 @@ import shardids
 from shardids import tenants
 from shardids.catalog.rows import Catalog
 from shardids.errors import RowsUnsettled
-from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepDone, Waiting
 from tests.integration.test_routing import statements
-from tests.support.moves import TwoNodes, schema, two_nodes
-from tests.support.tenants import CHOICES, QUICK, assert_once, home, make_tables, new_tenant, rows_of
+from tests.support.moves import TwoNodes, schema
+from tests.support.tenants import (
+    CHOICES,
+    QUICK,
+    assert_once,
+    home,
+    new_tenant,
+    nodes_with_tables,
+    rows_of,
+)
 
 SHARDS = 6
 TARGET = 1
@@ -48,11 +55,8 @@ class User(Base):
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
-    with temporary_servers(2) as servers:
-        nodes = two_nodes(servers, SHARDS)
-        make_tables(nodes, SHARDS)
+    with nodes_with_tables(SHARDS) as nodes:
         yield nodes
-        nodes.catalog.close()
 
 
 @pytest.fixture

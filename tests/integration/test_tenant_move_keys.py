@@ -13,12 +13,19 @@ import shardids
 from shardids import tenants
 from shardids.catalog.keys.homes import shard_of_key
 from shardids.errors import BadArgument, ClusterConflict, MoveFailed, MoveRefused
-from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepBegun, StepDone
 from shardids.watch import doctor
 from tests.support.clusters import command_here
-from tests.support.moves import TwoNodes, two_nodes
-from tests.support.tenants import QUICK, abort_open, ask, home, make_tables, neighbour_in, other_shard
+from tests.support.moves import TwoNodes
+from tests.support.tenants import (
+    QUICK,
+    abort_open,
+    ask,
+    home,
+    neighbour_in,
+    nodes_with_tables,
+    other_shard,
+)
 
 SHARDS = 4
 TABLES = """
@@ -45,11 +52,8 @@ CHOICES = tenants.Choices(root="tenants.name", loose=("accounts",))
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
-    with temporary_servers(2) as servers:
-        nodes = two_nodes(servers, SHARDS)
-        make_tables(nodes, SHARDS, TABLES)
+    with nodes_with_tables(SHARDS, TABLES) as nodes:
         yield nodes
-        nodes.catalog.close()
 
 
 @pytest.fixture(autouse=True)

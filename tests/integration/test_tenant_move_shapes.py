@@ -9,18 +9,17 @@ import pytest
 
 from shardids import tenants
 from shardids.errors import MoveRefused
-from shardids.pg.embedded import temporary_servers
 from shardids.replication.steps import Event, StepBegun, StepDone
 from shardids.tenants import arriving, leaving
-from tests.support.moves import TwoNodes, two_nodes
+from tests.support.moves import TwoNodes
 from tests.support.tenants import (
     QUICK,
     TABLES,
     abort_open,
     ask,
     home,
-    make_tables,
     new_tenant,
+    nodes_with_tables,
     other_shard,
 )
 
@@ -30,11 +29,8 @@ CHOICES = tenants.Choices(root="tenants.name")
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
-    with temporary_servers(2) as servers:
-        nodes = two_nodes(servers, SHARDS)
-        make_tables(nodes, SHARDS, TABLES)
+    with nodes_with_tables(SHARDS, TABLES) as nodes:
         yield nodes
-        nodes.catalog.close()
 
 
 @pytest.fixture(autouse=True)

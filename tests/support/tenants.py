@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import count
 
 import psycopg
@@ -10,7 +12,8 @@ from sqlalchemy import text
 
 from shardids import tenants
 from shardids.catalog.keys.homes import shard_of_key
-from tests.support.moves import TwoNodes, schema
+from shardids.pg.embedded import temporary_servers
+from tests.support.moves import TwoNodes, schema, two_nodes
 from tests.support.writing import Threads, Written, change_users
 
 TABLES = """
@@ -65,6 +68,16 @@ def make_tables(nodes: TwoNodes, shards: int, tables: str = TABLES) -> None:
     for shard in range(shards):
         with nodes.connected(nodes.catalog.node_of(shard).name) as connection:
             connection.execute(tables.replace("{s}", schema(shard)))
+
+
+@contextmanager
+def nodes_with_tables(shards: int, tables: str = TABLES) -> Iterator[TwoNodes]:
+    """Two nodes on servers of their own, whose shards have the tables."""
+    with temporary_servers(2) as servers:
+        nodes = two_nodes(servers, shards)
+        make_tables(nodes, shards, tables)
+        with closing(nodes.catalog):
+            yield nodes
 
 
 def new_tenant(nodes: TwoNodes, name: str, users: int = 20, photos: int = 3) -> int:
